@@ -25,25 +25,25 @@ __all__ = ["main"]
 def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code: 0 done, 1 error, 2 usage."""
     try:
-        given = _parser().parse_args(arguments)
-        planned = read_job(Path(given.plan))
-        facts = machine(given.machine or planned.machine)
-        nodes, most = given.nodes or (None, None)
+        options = _parser().parse_args(arguments)
+        planned = read_job(Path(options.plan))
+        facts = machine(options.machine or planned.machine)
+        nodes, most = options.nodes or (None, None)
         if nodes is not None and most is not None:
-            planned = job_of_least(Path(given.plan), facts, nodes)
+            planned = job_of_least(Path(options.plan), facts, nodes)
         placed = place(planned, facts, nodes)
-        job = _job(given, placed, most)
+        job = _job(options, placed, most)
         text = script(placed, job)
         if most is not None:
-            _check_script(given)
+            _check_script(options)
             print(f"{in_one_line(placed, most)}; with the fewest:")
         print(explain(placed))
-        if not (given.script or given.submit):
+        if not (options.script or options.submit):
             print("\n" + "\n".join(map(printable, _lines(placed, job))))
             return 0
         write_aside(text.removesuffix("\n"), Path(job.file), "a script", executable=True)
         print(f"written: {printable(job.file)}")
-        if given.submit:
+        if options.submit:
             return _submit(submit_command(placed, job.file))
         print(f"submit it with: {printable(shlex.join(submit_command(placed, job.file)))}")
     except UsageError as error:
@@ -55,28 +55,28 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _check_script(given: Namespace) -> None:
-    if not (given.script or given.submit):
+def _check_script(options: Namespace) -> None:
+    if not (options.script or options.submit):
         raise TilenetError(
             "a range of nodes takes a script, which plans again for those that are left; add "
             "--script FILE or --submit"
         )
 
 
-def _job(given: Namespace, placed: Placement, most_nodes: int | None) -> Job:
+def _job(options: Namespace, placed: Placement, most_nodes: int | None) -> Job:
     ending = "lsf" if placed.machine.launch.scheduler == "lsf" else "sh"
     return Job(
-        run=given.run,
-        plan=given.plan,
-        image=given.image,
-        output=given.output,
-        venv=given.venv,
-        name=given.name,
-        time=given.time,
-        account=given.account,
-        queue=given.queue,
-        stage=tuple(given.stage),
-        file=given.script or f"{given.name}-{placed.machine.name}.{ending}",
+        run=options.run,
+        plan=options.plan,
+        image=options.image,
+        output=options.output,
+        venv=options.venv,
+        name=options.name,
+        time=options.time,
+        account=options.account,
+        queue=options.queue,
+        stage=tuple(options.stage),
+        file=options.script or f"{options.name}-{placed.machine.name}.{ending}",
         most_nodes=most_nodes,
     )
 
@@ -113,7 +113,7 @@ def _parser() -> Arguments:
         prog="tilenet job",
         description="From a plan and a machine to command lines, a job script, or a job.",
     )
-    parser.add_argument("plan", help="of tilenet plan -o")
+    parser.add_argument("plan", help="file of tilenet plan -o")
     parser.add_argument("--machine", metavar="|".join(known_machines()), help="default: the plan's")
     parser.add_argument(
         "--nodes",
@@ -131,7 +131,7 @@ def _parser() -> Arguments:
     parser.add_argument("--script", metavar="FILE", help="write the job script")
     parser.add_argument("--submit", action="store_true", help="write it and hand it in")
     script = parser.add_argument_group("script")
-    script.add_argument("--name", default="tilenet", help="of the job (%(default)s)")
+    script.add_argument("--name", default="tilenet", help="the job's name (%(default)s)")
     script.add_argument("--time", default="2:00", metavar="H:MM", help="(%(default)s)")
     script.add_argument("--account", default="", help="project that pays")
     script.add_argument("--venv", default="", help="virtual environment to activate")

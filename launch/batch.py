@@ -15,10 +15,10 @@ from pathlib import Path
 
 from tilenet.errors import TilenetError
 
-from .asked import Asked
 from .lives import Lives
 from .queues import Queue, Slurm
 from .steps import Outcome, Steps
+from .stop_signals import StopSignals
 
 __all__ = ["AGAIN", "ending", "gets_on", "main"]
 
@@ -28,37 +28,37 @@ COPY = 'mkdir -p "$1" && cp -rp --parents "${@:2}" "$1"'  # on the nodes
 
 def main(arguments: list[str]) -> int:
     """Run the job. Returns 0: done, 1: failed, 75: stopped, may come again, 143: cancelled."""
-    asked = Asked()
-    asked.listen()
+    stop = StopSignals()
+    stop.listen()
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    given = _parser().parse_args(arguments[:at])
-    signal.alarm(given.stop_after)
+    options = _parser().parse_args(arguments[:at])
+    signal.alarm(options.stop_after)
     try:
         if not arguments[at + 1 :]:
             raise TilenetError("what starts the ranks must follow --; add, say, -- mpiexec -n 2")
-        queue = Slurm() if given.scheduler == "slurm" else Queue()
-        code = _Job(given, arguments[at + 1 :], asked, queue).run()
-        return queue.come_again(asked) if code == AGAIN else code
+        queue = Slurm() if options.scheduler == "slurm" else Queue()
+        code = _Job(options, arguments[at + 1 :], stop, queue).run()
+        return queue.come_again(stop) if code == AGAIN else code
     except (TilenetError, OSError) as error:
         print(f"tilenet: {error}", file=sys.stderr)
         return 1
 
 
 def ending(
-    ended: Outcome, asked: Asked, preempted: Callable[[], bool], last: bool = False
+    ended: Outcome, stop: StopSignals, preempted: Callable[[], bool], last: bool = False
 ) -> int | None:
     """The exit code with which the job ends after a step; None: it goes on to the next.
 
-    `last`: there is no next step, so that one that finishes is the end, whatever was asked for.
+    `last`: there is no next step, so that one that finishes is the end, whichever signals came.
     """
     if ended.result == "failed":
         return 1
-    if ended.result == "finished" and (last or not asked):
+    if ended.result == "finished" and (last or not stop):
         return 0 if last else None
     # Ranks stopped, or the job was asked to while they still finished: who ends the job?
-    if asked.end:
+    if stop.cancel:
         return 143
-    if ended.result == "killed" and not asked.room and not preempted():
+    if ended.result == "killed" and not stop.requeue and not preempted():
         return 1
     return AGAIN
 
@@ -67,39 +67,41 @@ def gets_on(done: int, before: int | None) -> bool:
     """Whether a map that was cut off got on in this life; if not, once is bad luck.
 
     Args:
-        done: When the newest of what is kept was written.
+        done: When the newest finished piece of the map was written, in ns.
         before: The same at the end of the last life that was cut off.
     """
     return done != before
 
 
 class _Job:
-    def __init__(self, given: Namespace, launch: list[str], asked: Asked, queue: Queue) -> None:
-        self.given, self.asked, self.queue = given, asked, queue
-        self.output = Path(given.output)
+    def __init__(
+        self, options: Namespace, launch: list[str], stop: StopSignals, queue: Queue
+    ) -> None:
+        self.options, self.stop, self.queue = options, stop, queue
+        self.output = Path(options.output)
         self.output.mkdir(parents=True, exist_ok=True)
         self.output = self.output.resolve()
-        self.plan, self.program = os.path.realpath(given.plan), shlex.split(given.program)
-        self.steps = Steps(launch, self.output, os.getcwd(), asked)
-        self.once_per_node: Sequence[str] = shlex.split(given.once_per_node)
+        self.plan, self.program = os.path.realpath(options.plan), shlex.split(options.program)
+        self.steps = Steps(launch, self.output, os.getcwd(), stop)
+        self.once_per_node: Sequence[str] = shlex.split(options.once_per_node)
         self.step = self.steps.attempts
-        if given.nodes:
-            lives = Lives(self.steps, self.plan, self.program, self.once_per_node, given.nodes)
+        if options.nodes:
+            lives = Lives(self.steps, self.plan, self.program, self.once_per_node, options.nodes)
             self.plan, self.once_per_node, self.step = lives.plan, lives.once_per_node, lives.run
 
     def run(self) -> int:
         """The job's exit code, or AGAIN."""
-        if self.given.stage:
+        if self.options.stage:
             self._copy()
-        code = self._train() if self.given.run else None
-        if code is None and self.given.image:
+        code = self._train() if self.options.run else None
+        if code is None and self.options.image:
             code = self._map()
         return code or 0
 
     def _copy(self) -> None:
         user = os.environ.get("USER") or pwd.getpwuid(os.getuid()).pw_name
-        self.steps.folder = f"{self.given.storage}/{user}/tilenet"
-        copy = ["bash", "-c", COPY, "copy", self.steps.folder, *self.given.stage]
+        self.steps.folder = f"{self.options.storage}/{user}/tilenet"
+        copy = ["bash", "-c", COPY, "copy", self.steps.folder, *self.options.stage]
         if subprocess.run([*self.once_per_node, *copy], check=False).returncode:
             raise TilenetError(
                 f"files must reach the nodes' storage ({self.steps.folder}); what cp says above "
@@ -107,21 +109,21 @@ class _Job:
             )
 
     def _train(self) -> int | None:
-        files = ["-c", os.path.realpath(self.given.run), "--plan", self.plan]
+        files = ["-c", os.path.realpath(self.options.run), "--plan", self.plan]
         train = [*self.program, "train", *files, "--output", str(self.output), "--resume"]
-        return ending(self.step("train", "ignore", train), self.asked, self.queue.preempted)
+        return ending(self.step("train", "ignore", train), self.stop, self.queue.preempted)
 
     def _map(self) -> int | None:
-        made = [str(self.output), self.given.image, str(self.output / "map.tif")]
-        options = ["--plan", self.plan, "--overwrite", "--resume", *self.given.predict.split()]
-        ended = self.step("predict", "take", [*self.program, "predict", *made, *options])
+        files = [str(self.output), self.options.image, str(self.output / "map.tif")]
+        more = ["--plan", self.plan, "--overwrite", "--resume", *self.options.predict.split()]
+        ended = self.step("predict", "take", [*self.program, "predict", *files, *more])
         again = self.output / "map.again"
-        if ended.result in ("stopped", "killed") and self.asked.room:
+        if ended.result in ("stopped", "killed") and self.stop.requeue:
             aside = self.output / ".map.tif.pieces.part"
-            kept = [*aside.glob("*.raw"), *aside.glob("sums-*.json")]
+            pieces = [*aside.glob("*.raw"), *aside.glob("sums-*.json")]
             if not (aside / "made_of.json").exists():  # a map that starts over
-                kept = []
-            done = max((one.stat().st_mtime_ns for one in kept), default=0)
+                pieces = []
+            done = max((piece.stat().st_mtime_ns for piece in pieces), default=0)
             if not gets_on(done, int(again.read_text()) if again.exists() else None):
                 again.unlink()
                 print("the map needs more time than the job has", flush=True)
@@ -129,7 +131,7 @@ class _Job:
             again.write_text(f"{done}\n")
         elif ended.result == "finished":
             again.unlink(missing_ok=True)
-        return ending(ended, self.asked, self.queue.preempted, last=True)
+        return ending(ended, self.stop, self.queue.preempted, last=True)
 
 
 def _parser() -> ArgumentParser:
@@ -146,16 +148,16 @@ def _parser() -> ArgumentParser:
         type=int,
         default=0,
         metavar="SECONDS",
-        help="stop by itself, where the batch system tells nobody that time is up; 0: never",
+        help="stop by itself, where the batch system does not warn that time is up; 0: never",
     )
     parser.add_argument("--run", default="", help="the run file; empty: only map")
-    parser.add_argument("--plan", required=True, help="of tilenet plan -o")
+    parser.add_argument("--plan", required=True, help="file of tilenet plan -o")
     parser.add_argument("--image", default="", help="the raster to map; empty: only train")
     parser.add_argument("--output", required=True, help="the run's folder")
     parser.add_argument("--predict", default="", help="more options of tilenet predict")
     parser.add_argument("--program", default="tilenet", help="tilenet, as ranks start it")
     parser.add_argument("--stage", nargs="*", default=[], help="copied to each node's storage")
-    parser.add_argument("--storage", default="/tmp", help="of a node")
+    parser.add_argument("--storage", default="/tmp", help="folder of a node's own storage")
     parser.add_argument(
         "--once-per-node", default="", help="a launcher of one process on each node, which copies"
     )
@@ -164,6 +166,6 @@ def _parser() -> ArgumentParser:
         type=int,
         nargs=2,
         metavar=("LEAST", "RANKS"),
-        help="go on with the nodes that are left, at least so many, with so many ranks on each",
+        help="go on with the nodes that are left: the fewest nodes, and the ranks on each",
     )
     return parser

@@ -104,7 +104,7 @@ def _flux(placed: Placement) -> list[str]:
         options += ["-g", str(placed.partitions)]
     # All tasks of a node see its devices (gpu-affinity=on, the default), each has its own cores.
     shell = ("cpu-affinity=per-task", "exit-on-error", "exit-timeout=60s")
-    return ["flux", "run", *options, "--exclusive", *(f"--setopt={one}" for one in shell)]
+    return ["flux", "run", *options, "--exclusive", *(f"--setopt={option}" for option in shell)]
 
 
 def _pals(placed: Placement) -> list[str]:

@@ -1,4 +1,4 @@
-"""Jobs that go on with the nodes that are left when some die, as plan and machine have it."""
+"""What plan and machine say of jobs that go on with fewer nodes when some die."""
 
 import re
 from argparse import ArgumentTypeError
@@ -17,13 +17,13 @@ __all__ = ["check_range", "job_of_least", "node_range", "without_nodes"]
 
 
 def node_range(text: str) -> tuple[int, int | None]:
-    """`4`: so many nodes, None; `3-4`: at least and at most so many.
+    """The fewest and the most nodes of `3-4`; of `4` the number of nodes, and None.
 
     Raises:
         ArgumentTypeError: It is neither.
     """
-    found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
-    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
         raise ArgumentTypeError(f"expected a number of nodes, or a range such as 3-4, got {text!r}")
     return least, None if most == least else most
@@ -51,10 +51,10 @@ def job_of_least(path: Path, facts: Machine, least: int) -> PlannedJob:
 
 
 def check_range(placed: Placement, most: int) -> None:
-    """Refuse a range of nodes where nobody takes it.
+    """Refuse a range of nodes that the batch system does not take.
 
     Raises:
-        TilenetError: The machine's batch system or launcher is not Slurm's, or the range is none.
+        TilenetError: The machine's batch system or launcher is not Slurm's, or the range is empty.
     """
     facts = placed.machine.launch
     if (facts.scheduler, facts.launcher) != ("slurm", "srun"):

@@ -9,21 +9,21 @@ def in_one_line(placed: Placement, most_nodes: int | None = None) -> str:
     """Nodes, ranks, cores and devices; up to `most_nodes` nodes, each like the placement's."""
     if most_nodes:
         return (
-            f"{placed.nodes} to {_many(most_nodes, 'node')}, {_many(placed.ranks_per_node, 'rank')}"
-            f" a node, {_each(placed)}"
+            f"{placed.nodes} to {_plural(most_nodes, 'node')}, "
+            f"{_plural(placed.ranks_per_node, 'rank')} a node, {_each(placed)}"
         )
     per_node = f"{placed.ranks_per_node} a node"
     if placed.straddles:
         per_node += f", {placed.last_node_ranks} on the last"
     return (
-        f"{_many(placed.nodes, 'node')}, {_many(placed.ranks, 'rank')} ({per_node}), "
+        f"{_plural(placed.nodes, 'node')}, {_plural(placed.ranks, 'rank')} ({per_node}), "
         f"{_each(placed)}"
     )
 
 
 def _each(placed: Placement) -> str:
-    devices = _many(placed.partitions, "device")
-    return f"each with {devices} and {_many(placed.cores_per_rank, 'core')}"
+    devices = _plural(placed.partitions, "device")
+    return f"each with {devices} and {_plural(placed.cores_per_rank, 'core')}"
 
 
 def explain(placed: Placement) -> str:
@@ -31,7 +31,7 @@ def explain(placed: Placement) -> str:
     lines = [in_one_line(placed)]
     full = placed.nodes - placed.straddles
     if full:
-        lines.append(f"  {_many(full, 'node')}: {_ranks(placed, placed.ranks_per_node)}")
+        lines.append(f"  {_plural(full, 'node')}: {_ranks(placed, placed.ranks_per_node)}")
     if placed.straddles:
         lines.append(f"  last node: {_ranks(placed, placed.last_node_ranks)}")
     return "\n".join(lines)
@@ -39,8 +39,8 @@ def explain(placed: Placement) -> str:
 
 def _ranks(placed: Placement, count: int) -> str:
     return "; ".join(
-        f"rank {one.local_rank}: cores {_span(one.cores)}, devices {_span(one.devices)}"
-        for one in placed.bindings[:count]
+        f"rank {binding.local_rank}: cores {_span(binding.cores)}, devices {_span(binding.devices)}"
+        for binding in placed.bindings[:count]
     )
 
 
@@ -48,5 +48,5 @@ def _span(numbers: tuple[int, ...]) -> str:
     return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
 
 
-def _many(count: int, noun: str) -> str:
+def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"

@@ -51,17 +51,17 @@ class Lives:
 
     def run(self, name: str, early: str, program: Sequence[str]) -> Outcome:
         """Run a program on all ranks, as `Steps.run`."""
-        steps, asked = self._steps, self._steps.asked
+        steps, stop = self._steps, self._steps.stop
         while True:
             ended = steps.run(name, early, program)
-            if ended.result in ("finished", "stopped") or asked.end:
+            if ended.result in ("finished", "stopped") or stop.cancel:
                 return ended
             before, self._answer = len(self._answer), answering()
             if len(self._answer) >= before:  # the nodes are not to blame
                 if steps.once_more(ended):
                     continue
                 return ended
-            if asked.room:
+            if stop.requeue:
                 return replace(ended, result="killed")
             if not _let_go():
                 self._leave(
@@ -73,8 +73,8 @@ class Lives:
     def _leave(self, why: str) -> None:
         """End this life for one on other nodes."""
         print(why, flush=True)
-        self._steps.asked.room = True
-        sys.exit(Slurm().come_again(self._steps.asked))
+        self._steps.stop.requeue = True
+        sys.exit(Slurm().come_again(self._steps.stop))
 
     def _settle(self) -> None:
         """Plan for the nodes that answer; of these the most for which there is a plan."""
@@ -89,7 +89,7 @@ class Lives:
             )
         for count in range(len(names), self._least - 1, -1):
             again = ["plan", "--again", self._planned, "--nodes", str(count), "-o", self.plan]
-            if not _works([*self._program, *again]):
+            if subprocess.run([*self._program, *again], stdout=subprocess.DEVNULL).returncode:
                 continue
             ranks = count * self._per_node
             here = ["-w", ",".join(names[:count])]
@@ -116,19 +116,19 @@ def answering() -> list[str]:
     """Which of the job's nodes run what they are given: Slurm may not know yet that one is dead."""
     nodes = ""
     for attempt in range(1, 6):  # the controller may not answer while it waits for a dead node
-        nodes = _said("squeue", "-h", "-j", job_number(), "-o", "%N").strip()
+        nodes = _output_of("squeue", "-h", "-j", job_number(), "-o", "%N").strip()
         if nodes:
             break
         time.sleep(attempt)
-    # of GNU, since srun that waits for a dead node listens to nobody
+    # GNU's, since an srun that waits for a dead node ignores all signals
     probe = ["timeout", "-k", "1", str(PROBE_S), "srun", "-N", "1", "-n", "1"]
-    asked = {
+    probes = {
         name: subprocess.Popen(
             [*probe, "-w", name, "--overlap", "--mpi=none", "-Q", "true"], stdin=subprocess.DEVNULL
         )
-        for name in _said("scontrol", "show", "hostnames", nodes).split()
+        for name in _output_of("scontrol", "show", "hostnames", nodes).split()
     }
-    return in_order([name for name, one in asked.items() if one.wait() == 0])
+    return in_order([name for name, process in probes.items() if process.wait() == 0])
 
 
 def in_order(names: Sequence[str]) -> list[str]:
@@ -149,15 +149,11 @@ def _let_go() -> bool:
     and with it all devices of the job.
     """
     for _ in range(LET_GO_S):
-        if not held(_said("squeue", "-h", "-s", "-j", job_number(), "-o", "%i %j")):
+        if not held(_output_of("squeue", "-h", "-s", "-j", job_number(), "-o", "%i %j")):
             return True
         time.sleep(1)
     return False
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
-
-
-def _works(command: Sequence[str]) -> bool:
-    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0

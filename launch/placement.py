@@ -18,9 +18,9 @@ class Binding:
     """What belongs to a rank of a node.
 
     Attributes:
-        local_rank: Its number on the node.
-        cores: Of the node's usable cores, counted from 0.
-        devices: As the ranks of the node count them, one per partition.
+        local_rank: Number of the rank on its node.
+        cores: Numbers of its cores among the node's usable ones, from 0.
+        devices: Numbers of its devices on the node, one per partition.
     """
 
     local_rank: int
@@ -85,7 +85,7 @@ class Placement:
 
 
 def place(job: PlannedJob, machine: Machine, nodes: int | None = None) -> Placement:
-    """Place a plan's ranks: as many per node as fit, or over the nodes that are given.
+    """Place a plan's ranks: as many per node as fit, or over `nodes`.
 
     A device's share of the cores goes with it, so that ranks keep close to their devices also
     where they leave some of a node's free.

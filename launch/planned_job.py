@@ -1,4 +1,4 @@
-"""What of `plan.json` starting a job takes."""
+"""The part of `plan.json` that starting a job takes."""
 
 import json
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class PlannedJob:
         mesh: Replicas, rows and columns of ranks.
         partitions: Devices per rank.
         ranks_per_node: Most ranks that share a node, on the machine that was planned for.
-        machine: That machine's name.
+        machine: Name of that machine.
         device_bytes: Predicted peak of the fullest device.
     """
 
@@ -41,7 +41,7 @@ def read_job(path: Path) -> PlannedJob:
     """Read what `tilenet plan -o` wrote.
 
     Raises:
-        TilenetError: It is no plan, or its numbers are none.
+        TilenetError: It is no plan, or a number in it is not one above 0.
     """
     keys = read_plan(path).keys  # says in a sentence why it is no plan
     entry = json.loads(path.read_bytes().decode("utf-8"))

@@ -11,33 +11,33 @@ import signal
 import subprocess
 import time
 
-from .asked import Asked
+from .stop_signals import StopSignals
 
 __all__ = ["Queue", "Slurm", "job_number", "preempted", "requeues"]
 
-AGAIN = 75  # LSF queues a job that ends with it again; elsewhere somebody may
+AGAIN = 75  # LSF queues a job that ends with it again; elsewhere its user may
 
 
 class Queue:
-    """Of a machine without one, and those of LSF, PBS and Flux."""
+    """The queue of LSF, PBS, Flux, or of a machine without one."""
 
     def preempted(self) -> bool:
         """Whether others need the nodes; not known here."""
         return False
 
-    def come_again(self, asked: Asked) -> int:
+    def come_again(self, stop: StopSignals) -> int:
         """The exit code with which the job ends, so that it comes again."""
         return AGAIN
 
 
 class Slurm(Queue):
-    """Of the job that this runs in."""
+    """Slurm's, of the job that this runs in."""
 
     def preempted(self) -> bool:
-        return preempted(self._shown())
+        return preempted(self._show_job())
 
-    def come_again(self, asked: Asked) -> int:
-        if not requeues(self._shown(), asked.room):
+    def come_again(self, stop: StopSignals) -> int:
+        if not requeues(self._show_job(), stop.requeue):
             return AGAIN
         # The job's next life has the same number: nothing that is for this one may reach it. So
         # Slurm ends this program; an end of its own could be taken for that of the next life.
@@ -47,7 +47,7 @@ class Slurm(Queue):
             time.sleep(1000)
         return AGAIN
 
-    def _shown(self) -> str:
+    def _show_job(self) -> str:
         command = ["scontrol", "show", "job", "-o", job_number()]
         return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
 
@@ -57,14 +57,14 @@ def job_number() -> str:
     return os.environ["SLURM_JOB_ID"]
 
 
-def preempted(shown: str) -> bool:
+def preempted(job: str) -> bool:
     """Whether others need the nodes: Slurm then tells the ranks, and not the script."""
-    return re.search(r" PreemptTime=\d", shown) is not None
+    return re.search(r" PreemptTime=\d", job) is not None
 
 
-def requeues(shown: str, room: bool) -> bool:
+def requeues(job: str, requeue: bool) -> bool:
     """Whether a job, as `scontrol show job -o` shows it, goes back into the queue.
 
-    Not where somebody stopped the ranks (scancel --signal=USR1), or cancels the job.
+    Not where the user stopped the ranks (scancel --signal=USR1), or cancels the job.
     """
-    return (room or preempted(shown)) and " JobState=RUNNING " in shown
+    return (requeue or preempted(job)) and " JobState=RUNNING " in job

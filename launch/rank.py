@@ -18,13 +18,13 @@ ASKS = (signal.SIGUSR1, signal.SIGTERM)
 STOPPED = 75
 
 
-def said(code: int, asked: bool, rank: int) -> tuple[str, int]:
+def said(code: int, stop: bool, rank: int) -> tuple[str, int]:
     """What a rank writes into the status file, and its exit code.
 
     `code` is the program's; less than 0 where a signal ended it.
     """
     code = code if code >= 0 else 128 - code
-    if asked and code - 128 in ASKS:
+    if stop and code - 128 in ASKS:
         code = STOPPED  # it does not listen: they ended it
     speaks = rank == 0 or code not in (0, STOPPED)
     return (f"{code}\n" if speaks else ""), (0 if code == STOPPED else code)
@@ -60,15 +60,15 @@ def run(status: str, folder: str, early: str, program: list[str]) -> int:
 
 def _wait(child: int) -> tuple[int, bool]:
     """The program's exit code, and whether the rank was asked to stop."""
-    asked = False
+    stop = False
     while True:
         came = signal.sigtimedwait([*ASKS, signal.SIGCHLD], 1)
-        asked = asked or (came is not None and came.si_signo in ASKS)
+        stop = stop or (came is not None and came.si_signo in ASKS)
         ended, how = os.waitpid(child, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(how), asked
+            return os.waitstatus_to_exitcode(how), stop
         # The launcher may have told this process alone, and the program may not listen yet.
-        if asked:
+        if stop:
             os.kill(child, signal.SIGUSR1)
 
 

@@ -29,7 +29,7 @@ COMMENTS = {
     "lsf": [
         "CHANGE, here or as options of bsub, which win: project (-P), queue (-q), time (-W).",
         FILLED,
-        "-wa, -wt: USR1 comes so many minutes before the limit. -Q: exit code 75 puts the job back",
+        "-wa, -wt: USR1 comes these minutes before the limit. -Q: exit code 75 puts the job back",
         "into the queue. Both as IBM documents them.",
     ],
     "pbs": [
@@ -55,18 +55,18 @@ class Job:
 
     Attributes:
         run: The run file; empty: do not train.
-        plan: Of `tilenet plan -o`.
+        plan: The file of `tilenet plan -o`.
         image: The raster to map; empty: make no map.
         output: The run's folder.
-        venv: A virtual environment to activate; empty: none.
+        venv: A virtual environment to activate; empty: no environment.
         name: The job's name in the queue.
-        time: hours:minutes.
+        time: Limit of its time, as hours:minutes.
         account: Project that pays; empty: the machine's default.
-        queue: Instead of the machine's.
+        queue: The queue; empty: the machine's.
         stage: Relative paths of what is copied to the nodes first.
-        file: What the script will be called.
-        most_nodes: With how many nodes it shall start if there are so many, and go on with fewer,
-            down to the placement's; None: the placement's, always.
+        file: Path of the script.
+        most_nodes: Nodes to start with if as many are free; it goes on with fewer, down to the
+            placement's; None: the placement's, always.
     """
 
     run: str = "run.yaml"
@@ -93,7 +93,7 @@ def script(placed: Placement, job: Job) -> str:
     minutes = _check(placed, job)
     layout = in_one_line(placed, job.most_nodes)
     submit = shlex.join(submit_command(placed, job.file))
-    heads = {"lsf": _lsf, "slurm": _slurm, "pbs": _pbs, "flux": _flux, "none": _no_queue}
+    heads = {"lsf": _lsf, "slurm": _slurm, "pbs": _pbs, "flux": _flux, "none": lambda *_: []}
     lines = [
         # -l: as the sites' documents have it, for `module`
         "#!/bin/bash" + " -l" * (facts.scheduler in ("pbs", "flux")),
@@ -119,7 +119,7 @@ def script(placed: Placement, job: Job) -> str:
 
 
 def submit_command(placed: Placement, path: str) -> list[str]:
-    """The batch system's command that takes the script; bash where there is none."""
+    """The batch system's command that takes the script; bash on a machine without one."""
     return [*SUBMIT[placed.machine.launch.scheduler].split(), path]
 
 
@@ -157,14 +157,14 @@ def _batch(placed: Placement, job: Job, minutes: int) -> list[str]:
     names = ("run", "plan", "image", "output", "predict")
     words += [f'--{name}="${name.upper()}"' for name in names]
     words += ['--stage "${STAGE[@]}"', f"--storage={shlex.quote(facts.node_storage or '/tmp')}"]
-    words.append(f"--once-per-node={_one_word(once)}")
+    words.append(f"--once-per-node={_as_word(once)}")
     if facts.program != ("tilenet",):
-        words.append(f"--program={_one_word(facts.program)}")
+        words.append(f"--program={_as_word(facts.program)}")
     ranks = ["--", *map(quoted, start)]
     return [*_wrapped("exec", words, more=True), *_wrapped("   ", ranks)]
 
 
-def _one_word(words: Sequence[str]) -> str:
+def _as_word(words: Sequence[str]) -> str:
     """A command line as one word of a command line, of which a shell expands HOSTS alone."""
     text = " ".join(
         word if word == HOSTS else re.sub(r'["$`\\]', r"\\\g<0>", shlex.quote(word))
@@ -174,7 +174,7 @@ def _one_word(words: Sequence[str]) -> str:
 
 
 def _warning_s(minutes: int) -> int:
-    """How long before its end a job of so many minutes shall stop, in seconds."""
+    """Seconds before its end at which a job of `minutes` shall stop."""
     return min(WARNING_S, minutes * 30)
 
 
@@ -188,10 +188,6 @@ def _wrapped(first: str, words: Iterable[str], more: bool = False) -> list[str]:
         lines[-1] += f" {word}"
     lines[-1] += " \\" * more
     return lines
-
-
-def _no_queue(placed: Placement, job: Job, minutes: int) -> list[str]:
-    return []
 
 
 def _lsf(placed: Placement, job: Job, minutes: int) -> list[str]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .asked import Asked
+from .stop_signals import StopSignals
 
 __all__ = ["Outcome", "Steps", "outcome", "starts_again"]
 
 RANK = Path(__file__).with_name("rank.py")
-LOOK_S = 0.5  # between looks at what was asked
+LOOK_S = 0.5  # between looks at signals
 MOST_UNSTARTED = 2
 
 
@@ -25,7 +25,7 @@ class Outcome:
     """How a step ended.
 
     Attributes:
-        result: What the ranks say; killed: none of them could say.
+        result: How the ranks ended, as they wrote; killed: before they could write.
         started: Whether MPI was up.
     """
 
@@ -33,46 +33,46 @@ class Outcome:
     started: bool
 
 
-def outcome(status: str, started: bool, room: bool) -> Outcome:
+def outcome(status: str, started: bool, requeue: bool) -> Outcome:
     """What the lines of a status file mean, where the job was asked to make room or not."""
     codes = set(status.split()) - {"began"}
     if codes - {"0", "75"}:
         # Told to stop while MPI could not start: nothing was done, and nothing speaks against the
         # queue.
-        return Outcome("stopped" if room and not started else "failed", started)
+        return Outcome("stopped" if requeue and not started else "failed", started)
     if codes:
         return Outcome("stopped" if "75" in codes else "finished", started)
     return Outcome("killed", started)
 
 
-def starts_again(ended: Outcome, asked: Asked, unstarted: int) -> bool:
+def starts_again(ended: Outcome, stop: StopSignals, unstarted: int) -> bool:
     """Whether a step is to be run once more, since MPI did not start: nothing was done yet.
 
     Slurm's PMI2, for one, cuts long messages (docs/failures.md). `unstarted`: how often before.
     """
     nothing = not (ended.started or ended.result == "finished")
-    return nothing and not asked and unstarted < MOST_UNSTARTED
+    return nothing and not stop and unstarted < MOST_UNSTARTED
 
 
 class Steps:
     """Runs steps with a launcher.
 
     Attributes:
-        launch: Its command line, up to the program.
-        folder: Where the ranks work.
+        launch: The launcher's command line, up to the program.
+        folder: Folder in which the ranks work.
     """
 
-    def __init__(self, launch: Sequence[str], output: Path, folder: str, asked: Asked) -> None:
-        self.launch, self.output, self.folder, self.asked = launch, output, folder, asked
+    def __init__(self, launch: Sequence[str], output: Path, folder: str, stop: StopSignals) -> None:
+        self.launch, self.output, self.folder, self.stop = launch, output, folder, stop
         self._unstarted = 0
 
     def run(self, name: str, early: str, program: Sequence[str]) -> Outcome:
         """Run a program on all ranks.
 
         Args:
-            name: For the log.
-            early: ignore or take: what it does with signals before it catches them.
-            program: Its command line.
+            name: Name of the step in the log.
+            early: `ignore` or `take`: what signals do to it before it catches them.
+            program: Command line of the program.
         """
         handle, status = tempfile.mkstemp(prefix="status.", dir=self.output)
         os.close(handle)
@@ -80,7 +80,7 @@ class Steps:
         rank = [sys.executable, "-IS", str(RANK), status, self.folder, early]
         line = [*self.launch, *rank, *program]
         self._wait(subprocess.Popen(line, stdin=subprocess.DEVNULL), status)
-        ended = outcome(Path(status).read_text(), started.exists(), self.asked.room)
+        ended = outcome(Path(status).read_text(), started.exists(), self.stop.requeue)
         os.unlink(status)
         started.unlink(missing_ok=True)
         print(f"{name}: {ended.result}", flush=True)
@@ -88,7 +88,7 @@ class Steps:
 
     def once_more(self, ended: Outcome) -> bool:
         """Whether MPI did not start and the step runs again; twice in the whole job."""
-        again = starts_again(ended, self.asked, self._unstarted)
+        again = starts_again(ended, self.stop, self._unstarted)
         if again:
             self._unstarted += 1
             print("MPI did not start: once more", flush=True)
@@ -101,9 +101,9 @@ class Steps:
         return ended
 
     def _wait(self, launcher: "subprocess.Popen[bytes]", status: str) -> None:
-        """The launcher hands signals on to its ranks, once it is up."""
+        """Wait for the launcher, which hands signals on to its ranks once it is up."""
         while launcher.poll() is None:
-            if self.asked and _holds_words(status):
+            if self.stop and _holds_words(status):
                 launcher.send_signal(signal.SIGUSR1)
             time.sleep(LOOK_S)
 

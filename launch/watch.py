@@ -10,16 +10,16 @@ import sys
 import time
 
 
-def _said(*command: str) -> list[str]:
+def _output_of(*command: str) -> list[str]:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split()
 
 
 def main(job: str, first: str, seconds: float) -> None:
-    """Look every so many seconds whether the job still has its first node."""
+    """Look at each interval of `seconds` whether the job still has its first node."""
     while True:
         time.sleep(seconds)
-        nodes = _said("squeue", "-h", "-t", "running", "-j", job, "-o", "%N")
-        if nodes and first not in _said("scontrol", "show", "hostnames", *nodes):
+        nodes = _output_of("squeue", "-h", "-t", "running", "-j", job, "-o", "%N")
+        if nodes and first not in _output_of("scontrol", "show", "hostnames", *nodes):
             os.execvp("scontrol", ["scontrol", "requeue", job])
 
 

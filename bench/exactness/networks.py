@@ -84,10 +84,10 @@ class Choice:
         """With statistics of batch norm as a trained network has them."""
         import torch
 
-        from tilenet.adoption.source import made
+        from tilenet.adoption.source import build_module
 
         declare_operators()
-        module = made(self.maker, self.options)
+        module = build_module(self.maker, self.options)
         generator = torch.Generator().manual_seed(2)
         for part in module.modules():
             if isinstance(part, torch.nn.BatchNorm2d) and part.running_var is not None:

@@ -233,7 +233,7 @@ CASES = {
     "running means": around(running, "changes mean", mean=torch.ones(4)),
     "a buffer that is replaced": around(replaced, "changes mean", mean=torch.ones(4)),
     # What is no layer
-    "rows dropped": around(channels_last_drop, "is no map"),
+    "rows dropped": around(channels_last_drop, "is not a map"),
     "a map without gradient": around(lambda m, x: torch.cat([x.data, x * x.data], 1)),
     "a map that is changed without gradient": around(
         lambda m, x: x + x.data.clamp_(0), "must be its list"
@@ -426,7 +426,7 @@ CASES = {
     ),
     "blocks of other cells": around(
         lambda m, x: m.up(blocks(x, 2).transpose(4, 5).flatten(1, 3)),
-        "cells change their places|is no map|must give a map|meet|given",
+        "cells change their places|is not a map|must give a map|meet|given",
         up=nn.Conv2d(16, 2, 1),
     ),
     "every third of a part": around(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tilenet.adoption.adopt import adopt
-from tilenet.adoption.source import made
+from tilenet.adoption.source import build_module
 from tilenet.training.config.read import read_run_file
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -27,6 +27,6 @@ def test_deeplabv3plus_is_a_run_file() -> None:
 )
 def test_the_pretrained_encoder_can_be_tiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
-    adopted = adopt(made("lite_unet:LiteUNet", {"classes": 2}), 3)
+    adopted = adopt(build_module("lite_unet:LiteUNet", {"classes": 2}), 3)
     assert (adopted.context.alignment_px, adopted.context.halo_px) == (32, 544)
     assert not adopted.looks_at_all

@@ -1,4 +1,4 @@
-"""Run files that name somebody's module: what does not go with it, in sentences."""
+"""Run files that name a user module: what does not go with it, in sentences."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from tilenet.training.config.keys import NetworkKeys
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"module": "zoo:network", "base": 8}, r"somebody's module, .*network.base: 8"),
-        ({"weights": "w.pth"}, r"somebody's module, .*module: None, network.weights: w.pth"),
+        ({"module": "zoo:network", "base": 8}, r"a user module, .*network.base: 8"),
+        ({"weights": "w.pth"}, r"a user module, .*module: None, network.weights: w.pth"),
         ({"module": "a:b", "mean": [1.0]}, r"network.mean: \[1.0\], network.std: None"),
         ({"module": "a:b", "mean": [1.0], "std": [0.0]}, r"std above 0"),
         ({"module": "a:b", "mean": [float("nan")], "std": [1.0]}, r"give both, or none"),

@@ -9,7 +9,7 @@ from whole_image import random_scene
 
 from tilenet.__main__ import main
 from tilenet.data import survey as module
-from tilenet.data.inspect import Asked, describe
+from tilenet.data.inspect import InfoRequest, describe
 
 Capture = pytest.CaptureFixture[str]
 
@@ -29,7 +29,7 @@ def test_pixels_are_shared_by_ranks_and_printed_once(
     printed = "".join(comm.allgather(capfd.readouterr().out))
     assert printed.count("\n") == 1
     first, refused, unlabelled = json.loads(printed)["images"]
-    alone = describe(paths[0], labels[0], Asked(pixels=True), MPI.COMM_SELF)
+    alone = describe(paths[0], labels[0], InfoRequest(pixels=True), MPI.COMM_SELF)
     assert first == json.loads(json.dumps(alone))
     assert refused["refused"].startswith("a raster must be a file that GDAL can open")
     assert unlabelled["refused"].startswith("labels must be a raster or a vector file")

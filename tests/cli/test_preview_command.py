@@ -144,7 +144,7 @@ def test_the_classes_that_are_named_are_painted(
         share = f"{(labels == label).sum() / counted:.2%}"
         assert said[label].split() == [*name.split(), *colour.split(), share]
     assert len(said) == (4 if shown else 5)
-    assert shown or "no labels are seen" in said[4]
+    assert shown or "no labels are painted" in said[4]
 
 
 def test_a_legend_is_drawn_below_the_picture(write_raster: Write, preview: Preview) -> None:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Attending", "network"]
+__all__ = ["Attending", "channels_last", "network"]
 
 
 class Attending(nn.Module):
@@ -44,3 +44,8 @@ def network(window_px: int = 32, drop: float = 0.3, seed: int = 4) -> Attending:
             assert values is not None
             values.uniform_(0.5, 1.5)
     return module
+
+
+def channels_last(window_px: int = 32) -> Attending:
+    """The same, whose weights lie otherwise in memory."""
+    return network(window_px).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

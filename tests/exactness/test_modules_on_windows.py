@@ -139,6 +139,18 @@ def test_tiles_do_not_change_a_bit_of_a_map(shared_path: Path, comm: MPI.Intraco
 
 
 @pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("shard", ["always", "never"])
+def test_weights_may_lie_in_any_order(shared_path: Path, comm: MPI.Intracomm, shard: Any) -> None:
+    """Channels last, say: optimizers go over weights and gradients as they lie in memory."""
+    scenes = scenes_of(shared_path, SIZES, comm)
+    keys = NetworkKeys(module="attending:channels_last", options={"window_px": WINDOW})
+    optimizer = OptimizerKeys("sgd", 0.2, momentum=0.9, shard=shard)
+    run = a_run(shared_path, scenes, network=keys, optimizer=optimizer)
+    found = outcome_on_windows(run, scenes[0].image, comm, tile_px=48)
+    check_same(comm, found, train_plainly(run, scenes), scenes[0].valid)
+
+
+@pytest.mark.ranks(1, 2)
 def test_scores_of_a_validation_are_those_of_the_map(
     shared_path: Path, comm: MPI.Intracomm
 ) -> None:

@@ -55,9 +55,9 @@ def test_gradients_of_our_own(upsampling: Any, partitions: int) -> None:
     compare(layers, build_network(layers, 4, torch.float64).train(), 2, balance=balance)
 
 
-@pytest.mark.parametrize("seed", range(300, 300 + int(os.environ.get("GENERATED_MODULES", "12"))))
+@pytest.mark.parametrize("seed", range(300, 300 + int(os.environ.get("GENERATED_MODULES", "16"))))
 def test_generated_modules_are_those_of_one_partition(seed: int) -> None:
-    """To the last bit."""
+    """The loss to the last bit; what a map's readers add to its gradient, in another order."""
     try:
         adopted = adopt(generate(seed), 3)
         balance = likely_balance(adopted.layers, (96, 48), 2 + seed % 3, adopted.together)
@@ -75,7 +75,8 @@ def test_generated_modules_are_those_of_one_partition(seed: int) -> None:
     one, alone = gradients(adopted.layers, net, image, weight, unit, 0)
     several, over = gradients(adopted.layers, net, image, weight, unit, 0, balance)
     assert torch.equal(one, several)
-    assert all(torch.equal(a, b) for a, b in zip(alone, over, strict=True))
+    most = max(float(gradient.abs().max()) for gradient in alone)
+    assert all(float((a - b).abs().max()) <= 1e-14 * most for a, b in zip(alone, over, strict=True))
 
 
 def test_one_layer_per_partition() -> None:

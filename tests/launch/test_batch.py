@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from launch.asked import Asked
 from launch.batch import AGAIN, ending, main
 from launch.lives import held, in_order
 from launch.queues import preempted, requeues
 from launch.rank import said
 from launch.steps import Outcome, outcome, starts_again
+from launch.stop_signals import StopSignals
 
 RUNS = "JobId=7 JobName=x JobState=RUNNING Reason=None PreemptTime=None "
-ROOM, END = Asked(room=True), Asked(end=True)
+ROOM, END = StopSignals(requeue=True), StopSignals(cancel=True)
 
 
 @pytest.mark.parametrize(
-    ("status", "started", "room", "result"),
+    ("status", "started", "requeue", "result"),
     [
         ("", True, False, "killed"),
         ("began\n", True, True, "killed"),
@@ -30,13 +30,13 @@ ROOM, END = Asked(room=True), Asked(end=True)
     ],
 )
 def test_what_ranks_write_says_how_a_step_ended(
-    status: str, started: bool, room: bool, result: str
+    status: str, started: bool, requeue: bool, result: str
 ) -> None:
-    assert outcome(status, started, room) == Outcome(result, started)  # type: ignore[arg-type]
+    assert outcome(status, started, requeue) == Outcome(result, started)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("code", "asked", "rank", "words", "exits"),
+    ("code", "stop", "rank", "words", "exits"),
     [
         (0, False, 0, "0\n", 0),
         (0, True, 1, "", 0),
@@ -50,60 +50,60 @@ def test_what_ranks_write_says_how_a_step_ended(
     ],
 )
 def test_a_rank_tells_a_stop_from_a_failure(
-    code: int, asked: bool, rank: int, words: str, exits: int
+    code: int, stop: bool, rank: int, words: str, exits: int
 ) -> None:
-    assert said(code, asked, rank) == (words, exits)
+    assert said(code, stop, rank) == (words, exits)
 
 
 @pytest.mark.parametrize(
-    ("result", "asked", "preempted", "train", "last"),
+    ("result", "stop", "preempted", "train", "last"),
     [
         ("failed", ROOM, True, 1, 1),
-        ("finished", Asked(), False, None, 0),
+        ("finished", StopSignals(), False, None, 0),
         ("finished", ROOM, False, AGAIN, 0),
         ("finished", END, False, 143, 0),
-        ("stopped", Asked(), False, AGAIN, AGAIN),  # somebody told the ranks; the queue decides
+        ("stopped", StopSignals(), False, AGAIN, AGAIN),  # a user told the ranks; the queue decides
         ("stopped", ROOM, False, AGAIN, AGAIN),
-        ("stopped", Asked(room=True, end=True), False, 143, 143),
-        ("killed", Asked(), False, 1, 1),
-        ("killed", Asked(), True, AGAIN, AGAIN),
+        ("stopped", StopSignals(requeue=True, cancel=True), False, 143, 143),
+        ("killed", StopSignals(), False, 1, 1),
+        ("killed", StopSignals(), True, AGAIN, AGAIN),
         ("killed", ROOM, False, AGAIN, AGAIN),
         ("killed", END, False, 143, 143),
     ],
 )
 def test_a_job_ends_goes_on_or_comes_again(
-    result: str, asked: Asked, preempted: bool, train: int | None, last: int
+    result: str, stop: StopSignals, preempted: bool, train: int | None, last: int
 ) -> None:
     ended = Outcome(result, started=True)  # type: ignore[arg-type]
-    assert ending(ended, asked, lambda: preempted) == train
-    assert ending(ended, asked, lambda: preempted, last=True) == last
+    assert ending(ended, stop, lambda: preempted) == train
+    assert ending(ended, stop, lambda: preempted, last=True) == last
 
 
 @pytest.mark.parametrize(
-    ("ended", "asked", "unstarted", "again"),
+    ("ended", "stop", "unstarted", "again"),
     [
-        (Outcome("failed", started=False), Asked(), 0, True),
-        (Outcome("killed", started=False), Asked(), 1, True),
-        (Outcome("failed", started=False), Asked(), 2, False),
-        (Outcome("failed", started=True), Asked(), 0, False),
-        (Outcome("finished", started=False), Asked(), 0, False),
+        (Outcome("failed", started=False), StopSignals(), 0, True),
+        (Outcome("killed", started=False), StopSignals(), 1, True),
+        (Outcome("failed", started=False), StopSignals(), 2, False),
+        (Outcome("failed", started=True), StopSignals(), 0, False),
+        (Outcome("finished", started=False), StopSignals(), 0, False),
         (Outcome("failed", started=False), END, 0, False),
     ],
 )
 def test_a_step_runs_again_where_mpi_did_not_start(
-    ended: Outcome, asked: Asked, unstarted: int, again: bool
+    ended: Outcome, stop: StopSignals, unstarted: int, again: bool
 ) -> None:
-    assert starts_again(ended, asked, unstarted) == again
+    assert starts_again(ended, stop, unstarted) == again
 
 
 def test_slurm_queues_a_job_again_that_makes_room_and_still_runs() -> None:
     others = RUNS.replace("PreemptTime=None", "PreemptTime=2024-01-01T00:00:00")
     assert (preempted(RUNS), preempted(others), preempted("")) == (False, True, False)
-    assert requeues(RUNS, room=True)
-    assert requeues(others, room=False)
-    assert not requeues(RUNS, room=False), "somebody stopped the ranks"
-    assert not requeues(RUNS.replace("RUNNING", "CANCELLED"), room=True)
-    assert not requeues("", room=True), "Slurm does not answer"
+    assert requeues(RUNS, requeue=True)
+    assert requeues(others, requeue=False)
+    assert not requeues(RUNS, requeue=False), "the user stopped the ranks"
+    assert not requeues(RUNS.replace("RUNNING", "CANCELLED"), requeue=True)
+    assert not requeues("", requeue=True), "Slurm does not answer"
 
 
 def test_slurm_holds_a_step_that_is_neither_its_own_nor_the_watch() -> None:
@@ -120,7 +120,7 @@ def test_nodes_are_in_the_order_of_their_numbers() -> None:
 def test_what_cannot_run_is_one_sentence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Asked, "listen", lambda self: None)  # pytest's own signals stay
+    monkeypatch.setattr(StopSignals, "listen", lambda self: None)  # pytest's own signals stay
     run = ["--run=run.yaml", "--plan=plan.json", f"--output={tmp_path}/out"]
     (tmp_path / "file").touch()
     for arguments, words in (

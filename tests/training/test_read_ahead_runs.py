@@ -40,7 +40,7 @@ def test_no_bit_depends_on_how_pixels_are_read(
     most, take = [0], ReadAhead.__next__
 
     def waiting(self: ReadAhead[Any, Any]) -> Any:
-        most[0] = max(most[0], self._made.qsize())
+        most[0] = max(most[0], self._results.qsize())
         return take(self)
 
     monkeypatch.setattr(ReadAhead, "__next__", waiting)

@@ -1,4 +1,4 @@
-"""Turn anybody's network into the list of layers, and prove that it is the same network."""
+"""Turn a user module into a list of layers, and prove that the list is the same network."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ __all__ = ["Adopted", "adopt"]
 
 # Heights at which a graph is recorded, until one is a multiple of its strides; widths are twice.
 HEIGHTS_PX = (128, 192, 256, 320, 448, 512, 1024)
-MOST_TRIES = 2  # that say the same
+MOST_TRIES = 2  # that end in the same error
 
 BatchNormMode = Literal["frozen", "step"]
 
@@ -35,14 +35,14 @@ class Adopted:
 
     Attributes:
         name: Name of the module's class.
-        layers: In the order in which they run.
-        names: For each weight and buffer of the list's network its name in the module.
+        layers: The layers in the order in which they run.
+        names: Name in the module of each weight and buffer of the list's network.
         bands: Channels of the image.
         classes: Channels of the output.
         state: The module's weights and buffers, by their names in the module.
         fixed: Names in the module of weights and buffers that are not trained.
-        twins: Of weights and buffers that the module holds under several names: the first, by each
-            of the others.
+        twins: First name of weights and buffers that have several in the module, by each of the
+            other names.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Adopted:
     @property
     def together(self) -> dict[str, tuple[int, int]]:
         """The first and the last layer of those that share a trained weight, by its name."""
-        layers = {n: [int(one.split(".")[0]) for one in own] for n, own in self.shared.items()}
+        layers = {n: [int(w.split(".")[0]) for w in own] for n, own in self.shared.items()}
         return {name: (min(of), max(of)) for name, of in layers.items()}
 
     @property
@@ -152,8 +152,8 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
             takes statistics of the images of a step.
 
     Raises:
-        TilenetError: An operator cannot be a layer; with its submodule and name. Or the list is
-            not the module.
+        TilenetError: An operator cannot be a layer (its submodule and name are in the error), or
+            the list differs from the module.
     """
     if bands < 1:
         raise TilenetError(f"an image has at least one band (bands: {bands})")
@@ -169,7 +169,7 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
             if not learns
         }
         trained = trained_names(module)
-        found = Adopted(
+        adopted = Adopted(
             type(module).__name__,
             layers,
             names,
@@ -179,22 +179,22 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
             (frozenset(names.values()) - trained) | idle,
             twins(module),
         )
-        _check_weights(found)
+        _check_weights(adopted)
         try:
             prove_cells(layers)
-            prove(_subject(mine, found, batch_norm))
+            prove(_subject(mine, adopted, batch_norm))
         except TilenetError:
             raise
-        except Exception as error:  # whatever a user's forward may raise
+        except Exception as error:  # a user's forward may raise anything
             raise TilenetError(
-                f"a network runs in float64 and on images of other sizes ({found.name}: "
+                f"a network runs in float64 and on images of other sizes ({adopted.name}: "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:200]}); use one that does"
             ) from error
-    return found
+    return adopted
 
 
 def _subject(module: nn.Module, adopted: Adopted, batch_norm: str) -> Subject:
-    """What is compared, in float64, with weights as exact as the module's own are."""
+    """The module and its list in float64, with weights as exact as the module's own."""
     module = module.double()
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
@@ -269,14 +269,14 @@ def _recorded(
 def _check_places(layers: tuple[Layer, ...]) -> None:
     """Refuse maps that are joined cell by cell, but do not lie on each other.
 
-    Such are maps that lost cells at an edge before a stride, and others before another.
+    This happens where maps lose cells at their edges before different strides.
     """
 
-    def through(layer: Layer, grid: Grid, kept: tuple[Grid, ...]) -> Grid:
-        out = layer.grid(grid, *kept)
+    def through(layer: Layer, grid: Grid, stashed: tuple[Grid, ...]) -> Grid:
+        out = layer.grid(grid, *stashed)
         if isinstance(layer, Join):
-            joined = kept if layer.how == "take" else (grid, *kept)
-            apart = [one for one in joined if not (one.whole or out.whole or one == out)]
+            joined = stashed if layer.how == "take" else (grid, *stashed)
+            apart = [other for other in joined if not (other.whole or out.whole or other == out)]
             if apart:
                 raise TilenetError(
                     f"maps that are joined lie on the same cells (a map's cells are {out.stride} "

@@ -1,4 +1,4 @@
-"""An operator's call in a graph: what it is given, and the sentence that refuses it."""
+"""An operator's call in a graph: its arguments, and the sentence that refuses it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,13 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Expand, GlobalPool, Layer
 
 __all__ = [
-    "OPERATORS", "Call", "Given", "Moved", "Noise", "Places", "Refusal", "operator", "refusal_of",
+    "OPERATORS", "Arguments", "Call", "Moved", "Noise", "Places", "Refusal", "operator",
+    "refusal_of",
 ]  # fmt: skip
 
 MOST_LETTERS = 160  # of values in a sentence
 MOST_REASONS, MOST_PLACES = 3, 3
-OPERATORS: dict[str, Callable[..., Any]] = {}  # what makes layers of an operator's calls
+OPERATORS: dict[str, Callable[..., Any]] = {}  # by name, the function that turns calls into layers
 
 
 def operator(*names: str) -> Callable[[Any], Any]:
@@ -40,10 +41,10 @@ class Moved:
 
     Attributes:
         cells: The map.
-        rows: Cells padded above and below, less than none where they are cut off, and the n.
-        cols: On the left and on the right.
+        rows: Cells padded above and below, negative where they are cut off, and the n.
+        cols: The same on the left and on the right.
         edge: Whether they are zeros, or made of the map's cells (see `geometry.layers.Conv`).
-        settled: The map that it is, once something took it as that.
+        settled: The map that it is, once an operator has taken it.
     """
 
     cells: Cells
@@ -64,7 +65,7 @@ class Moved:
 
     @property
     def pads_evenly(self) -> bool:
-        """Whether a convolution's own padding says it."""
+        """Whether a convolution's own padding can do it."""
         before, behind, step = self.rows
         return self.rows == self.cols and step == 1 and 0 <= before <= behind
 
@@ -74,9 +75,9 @@ class Kernel:
     """A kernel of a convolution.
 
     Attributes:
-        shape: Its shape.
+        shape: Shape of the kernel.
         weights: Weights of the module by their names in the layer.
-        computed: What the layer says of a kernel that is computed of them.
+        computed: Fields of the layer for a kernel that is computed of them.
     """
 
     shape: tuple[int, ...]
@@ -92,7 +93,7 @@ class Noise:
         stage: Memory without values; numbers from 0 to 1; these plus `keep`; masks of 0 and 1.
         keep: Probability that a sample is kept, once it is known.
         scaled: Whether masks are divided by it.
-        source: What tells them from other random numbers.
+        source: An identity, to tell them from other random numbers.
     """
 
     stage: Literal["empty", "uniform", "shifted", "mask"]
@@ -115,11 +116,11 @@ class Refusal(TilenetError):
 
 
 class Places(Refusal):
-    """Where a maximum pool found its values: nothing but `max_unpool2d` can take it.
+    """Places of a maximum pool's values, which only `max_unpool2d` can take.
 
     Attributes:
         pooled: The map that was pooled.
-        width: Rows and columns of its windows, which lie side by side; None: they do not.
+        width: Rows and columns of its windows; None: they do not lie side by side.
     """
 
     def __init__(self, refusal: Refusal, pooled: Value, width: int | None) -> None:
@@ -130,8 +131,8 @@ class Places(Refusal):
 def refusal_of(refusals: "Sequence[Refusal]") -> str:
     """One sentence on all of them, in their order."""
     places: dict[str, list[str]] = {}
-    for one in refusals:
-        places.setdefault(one.why, []).append(one.where)
+    for refusal in refusals:
+        places.setdefault(refusal.why, []).append(refusal.where)
     said = [
         f"{why} ({'; '.join([*where[:MOST_PLACES], *_left(len(where) - MOST_PLACES)])})"
         for why, where in list(places.items())[:MOST_REASONS]
@@ -154,12 +155,12 @@ class Call:
 
     Attributes:
         where: Path of the submodule that calls it.
-        line: File and line of the user's source that calls it; empty: not known.
-        operator: The operator's name, without what says that it writes over its argument.
-        target: Its full name with the overload, such as `mul.Tensor`.
-        shape: Shape of the result; of several results a list of theirs.
+        line: File and line of the user's source that calls it; empty: unknown.
+        operator: The operator's name, without the `_` of those that write over their argument.
+        target: The full name with the overload, such as `mul.Tensor`.
+        shape: Shape of the result; a list of shapes where there are several results.
         floats: Whether the result holds numbers of the map's own precision.
-        batch_norm: What is made of batch norm's statistics: `frozen` or `step`.
+        batch_norm: Treatment of batch norm's statistics: `frozen` or `step`.
         maps: All maps so far, the latest last.
     """
 
@@ -179,7 +180,7 @@ class Call:
         return self.shape
 
     def refused(self, why: str, *, values: str = "") -> "Refusal":
-        """What cannot be a layer."""
+        """The error that this call cannot be a layer."""
         place = self.where or "the module itself"
         line = f", {self.line}" if self.line else ""
         return Refusal(why, f"{place}: {self.operator}{values[:MOST_LETTERS]}{line}")
@@ -187,18 +188,18 @@ class Call:
     def cells(self, x: Any) -> Cells:
         """An argument that is a map in any dimensions."""
         if not isinstance(x, Cells) or isinstance(x.source, Weight):
-            raise self.refused("the operator is applied to what is no map")
+            raise self.refused("the operator is applied to a tensor that is not a map")
         return x
 
     def map_of(self, x: Any) -> Value:
         """An argument that is a map (B, C, H, W)."""
         cells = self.cells(x)
         if not cells.is_map:
-            raise self.refused("the operator is applied to what is no map (B, C, H, W)")
+            raise self.refused("the operator is applied to a tensor that is not a map (B, C, H, W)")
         return self.entered(map_of(cells))
 
     def entered(self, value: Value) -> Value:
-        if not any(value is one for one in self.maps):
+        if not any(value is known for known in self.maps):
             self.maps.append(value)
         return value
 
@@ -220,7 +221,7 @@ class Call:
         if computed is None or any(x.over_cells(place) for place in range(len(x.dims))):
             raise self.refused("a kernel is computed of maps")
         weights, layer = computed
-        return Kernel(x.shape, {f"w{n}": one for n, one in enumerate(weights)}, layer)
+        return Kernel(x.shape, {f"w{n}": weight for n, weight in enumerate(weights)}, layer)
 
     def pair(self, numbers: Any) -> tuple[int, int]:
         """An argument of a number for rows and one for columns, or of one for both."""
@@ -229,78 +230,82 @@ class Call:
 
     def square(self, numbers: Any) -> int:
         """An argument of one number for rows and columns."""
-        numbers = list(numbers) if isinstance(numbers, list | tuple) else [numbers]
-        if len(set(numbers)) != 1:
-            raise self.refused("rows and columns are treated differently", values=f" {numbers}")
-        return int(numbers[0])
+        rows, cols = self.pair(numbers)
+        if rows != cols:
+            raise self.refused(
+                "rows and columns are treated differently", values=f" {[rows, cols]}"
+            )
+        return rows
 
     def layer(self, layer: Layer, *inputs: Value, weights: dict[str, Any] | None = None) -> Value:
         """The map that a layer makes, of the call's shape."""
         named = {own: self.weight(w).name for own, w in (weights or {}).items() if w is not None}
         whole = isinstance(layer, GlobalPool) or (
-            all(one.whole for one in inputs) and not isinstance(layer, Expand)
+            all(value.whole for value in inputs) and not isinstance(layer, Expand)
         )
         size = self.sizes[2], self.sizes[3]
         return Value(layer.out_channels, size, whole, layer, inputs, named)
 
-    def made(self, layer: Layer, *inputs: Value, weights: dict[str, Any] | None = None) -> Cells:
-        """The same as the graph goes on with it."""
+    def add_layer(
+        self, layer: Layer, *inputs: Value, weights: dict[str, Any] | None = None
+    ) -> Cells:
+        """The same as `Cells`."""
         return cells_of(self.entered(self.layer(layer, *inputs, weights=weights)))
 
 
 @dataclass(frozen=True)
-class Given:
+class Arguments:
     """Arguments of a call by their names in the operator's schema.
 
     Attributes:
-        arguments: In the schema's order; tensors as `Cells`, lists as tuples that begin with
+        by_name: Values in the schema's order; tensors are `Cells`, lists tuples that begin with
             `list`.
-        defaults: Those that hold the schema's default.
-        named: Those that are given by name only.
+        defaults: Names of those that hold the schema's default.
+        named: Names of those that are passed by name only.
     """
 
-    arguments: dict[str, Any]
+    by_name: dict[str, Any]
     defaults: frozenset[str]
     named: frozenset[str]
 
     def value(self, name: str) -> Any:
-        """An argument; None: the operator has none of that name."""
-        value = self.arguments.get(name)
+        """An argument; None: the operator has no argument of that name."""
+        value = self.by_name.get(name)
         return list(value[1:]) if isinstance(value, tuple) else value
 
     def places(self, *names: str) -> list[int]:
         """An argument that is one dimension or several."""
-        value: Any = next((self.value(one) for one in names if self.value(one) is not None), [])
+        value: Any = next((self.value(name) for name in names if self.value(name) is not None), [])
         return list(value) if isinstance(value, list) else [int(value)]
 
     def as_step(self, call: Call) -> tuple[Any, ...]:
         """The arguments as a step has them, without defaults at the end."""
         positional = [
-            (name, value) for name, value in self.arguments.items() if name not in self.named
+            (name, value) for name, value in self.by_name.items() if name not in self.named
         ]
         while positional and positional[-1][0] in self.defaults:
             positional.pop()
         for name in self.named - self.defaults:
             if name in WITHOUT_EFFECT:
                 continue
-            positional.append((name, ("named", name, self.arguments[name])))
+            positional.append((name, ("named", name, self.by_name[name])))
         arguments = tuple(value for _, value in positional)
         if not _is_plain(arguments):
             raise call.refused("an argument is not the usual one", values=f" {arguments}")
         return arguments
 
     def run(self, call: Call, x: torch.Tensor) -> Any:
-        """The operator's result for another first tensor, where all else are numbers."""
+        """The operator's result for another first tensor, where all other arguments are numbers."""
         packet, _, overload = call.target.partition(".")
         function = getattr(getattr(torch.ops.aten, packet), overload)
-        others = self.as_step(call)[1:]
-        return function(x, *(list(o[1:]) if isinstance(o, tuple) else o for o in others))
+        arguments = self.as_step(call)[1:]
+        return function(x, *(list(o[1:]) if isinstance(o, tuple) else o for o in arguments))
 
 
 def _is_plain(argument: Any) -> bool:
     """Whether a file can hold an argument."""
     if isinstance(argument, tuple):
-        return all(_is_plain(one) for one in argument)
+        return all(_is_plain(part) for part in argument)
     if isinstance(argument, int | float):
         return isfinite(argument)
     return argument is None or isinstance(argument, str | Cells)

@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 Atom = int | str  # channels, or one of the letters
-Dim = tuple[Atom, ...]  # what a dimension runs over, the last one fastest; none: it has size 1
+Dim = tuple[Atom, ...]  # what a dimension runs over, the last one fastest; empty: it has size 1
 BATCH, ROWS, COLS = "B", "H", "W"
 IMAGES = 2  # of the batch with which a graph is recorded
 MOST_HELD = 2**11  # numbers that a layer holds
@@ -31,11 +31,11 @@ MOST_HELD = 2**11  # numbers that a layer holds
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of the module that is no map.
+    """A tensor of the module that is not a map.
 
     Attributes:
-        name: Its name in the module.
-        shape: Its shape.
+        name: Name in the module.
+        shape: Shape in the module.
         trained: Whether it is a parameter that requires a gradient.
         constant: Whether the module's state does not hold it.
     """
@@ -55,8 +55,8 @@ class Cells:
         size: Rows and columns of the maps that it is made of; None: of numbers for each image only.
         whole: Whether these are whole maps.
         source: The map or the weight that it is; None: operators compute it.
-        operator: The last of them, as `model.cellwise` knows it.
-        arguments: Its arguments as a step has them, with tensors in place of their numbers.
+        operator: The last of these operators, under its name in `model.cellwise`.
+        arguments: Arguments of that operator as in a step, with tensors in place of numbers.
         floats: Whether it holds numbers of the map's own precision.
     """
 
@@ -77,7 +77,7 @@ class Cells:
         """Sizes of the parts of a dimension."""
         rows, cols = self.size or (1, 1)
         sizes = {BATCH: IMAGES, ROWS: rows, COLS: cols}
-        return [one if isinstance(one, int) else sizes[one] for one in dim]
+        return [atom if isinstance(atom, int) else sizes[atom] for atom in dim]
 
     @property
     def is_map(self) -> bool:
@@ -85,15 +85,15 @@ class Cells:
         if len(self.dims) != 4 or self.dims[0] != (BATCH,) or not self.floats:
             return False
         spatial = ((ROWS,), (COLS,)) if self.size else ((), ())
-        return self.dims[2:] == spatial and all(isinstance(one, int) for one in self.dims[1])
+        return self.dims[2:] == spatial and all(isinstance(atom, int) for atom in self.dims[1])
 
     def over_cells(self, place: int) -> bool:
         """Whether a dimension runs over images, rows or columns."""
-        return any(isinstance(one, str) for one in self.dims[place])
+        return any(isinstance(atom, str) for atom in self.dims[place])
 
 
 def applied(operator: str, like: Cells, *arguments: Any, **other: Any) -> Cells:
-    """What an operator makes of arguments: as one of them is, but for what else is said."""
+    """The result of an operator: like one of its arguments, except for `other` fields."""
     return replace(like, source=None, operator=operator, arguments=arguments, **other)
 
 
@@ -110,7 +110,7 @@ def cells_of(source: Value | Weight) -> Cells:
 def constant_of(name: str, tensor: Tensor) -> Cells | float:
     """A tensor that the module's state does not hold, as numbers that a layer holds.
 
-    What is the same for all channels is held once.
+    Numbers that are the same for all channels are held once.
     """
     if tensor.numel() == 1:
         return float(tensor)
@@ -133,7 +133,7 @@ def numbers_of(tensor: Tensor, times: Sequence[int]) -> Cells:
     held = Cells(tuple(_channels(n) for n in few), operator=CONSTANT, arguments=arguments)
     if set(times) <= {1}:
         return held
-    dims = tuple(_channels(n * many) for n, many in zip(few, times, strict=True))
+    dims = tuple(_channels(n * repeats) for n, repeats in zip(few, times, strict=True))
     return Cells(dims, operator="repeat.default", arguments=(held, ("list", *times)))
 
 
@@ -142,30 +142,30 @@ def _channels(number: int) -> Dim:
 
 
 def regroup(cells: Cells, shape: Sequence[int]) -> tuple[Dim, ...] | None:
-    """What dimensions of another shape run over, with all numbers in their order; None: cells part.
+    """The dimensions of another shape with all numbers in their order; None: it parts cells.
 
     Channels may be split and put together; rows, columns and images only be put together, and
     parted again.
     """
     parts = [
-        (one, size) for dim in cells.dims for one, size in zip(dim, cells.numbers(dim), strict=True)
+        (a, size) for dim in cells.dims for a, size in zip(dim, cells.numbers(dim), strict=True)
     ]
     dims: list[Dim] = []
-    for wanted in shape:
+    for number in shape:
         dim: list[Atom] = []
         there = 1
-        while there < wanted and parts:
-            one, size = parts.pop(0)
-            if wanted % (there * size) == 0:
-                dim.append(one)
+        while there < number and parts:
+            atom, size = parts.pop(0)
+            if number % (there * size) == 0:
+                dim.append(atom)
                 there *= size
-            elif isinstance(one, int) and wanted % there == 0 and size % (wanted // there) == 0:
-                dim.append(wanted // there)
-                parts.insert(0, (size // (wanted // there), size // (wanted // there)))
-                there = wanted
+            elif isinstance(atom, int) and number % there == 0 and size % (number // there) == 0:
+                dim.append(number // there)
+                parts.insert(0, (size // (number // there), size // (number // there)))
+                there = number
             else:
                 return None
-        if there != wanted:
+        if there != number:
             return None
         dims.append(merged(dim))
     return None if parts else tuple(dims)
@@ -173,23 +173,23 @@ def regroup(cells: Cells, shape: Sequence[int]) -> tuple[Dim, ...] | None:
 
 def merged(dim: Sequence[Atom]) -> Dim:
     """Channels that follow on one another as one number."""
-    found: list[Atom] = []
-    for one in dim:
-        if isinstance(one, int) and found and isinstance(found[-1], int):
-            found[-1] *= one
-        elif one != 1:
-            found.append(one)
-    return tuple(found)
+    atoms: list[Atom] = []
+    for atom in dim:
+        if isinstance(atom, int) and atoms and isinstance(atoms[-1], int):
+            atoms[-1] *= atom
+        elif atom != 1:
+            atoms.append(atom)
+    return tuple(atoms)
 
 
 def sizes_of(dims: Sequence[Dim]) -> tuple[Any, ...]:
     """A shape as an argument of a step."""
-    found: list[Any] = ["list"]
+    sizes: list[Any] = ["list"]
     for dim in dims:
-        number = prod(one for one in dim if isinstance(one, int))
-        letters = "".join(one for one in dim if isinstance(one, str))
-        found.append(("size", number, letters) if letters else number)
-    return tuple(found)
+        number = prod(atom for atom in dim if isinstance(atom, int))
+        letters = "".join(atom for atom in dim if isinstance(atom, str))
+        sizes.append(("size", number, letters) if letters else number)
+    return tuple(sizes)
 
 
 def map_of(cells: Cells) -> Value:
@@ -197,17 +197,17 @@ def map_of(cells: Cells) -> Value:
     if isinstance(cells.source, Value):
         return cells.source
     maps, weights, steps = _computed(cells)
-    single = tuple(n for n, one in enumerate(maps) if one.whole and one.size == (1, 1))
+    single = tuple(n for n, value in enumerate(maps) if value.whole and value.size == (1, 1))
     layer = Cellwise(
         0, prod(cells.numbers(cells.dims[1])), single=single, weights=_held(weights), steps=steps
     )
-    whole = all(one.whole for one in maps)
+    whole = all(value.whole for value in maps)
     named = {f"w{n}": weight.name for n, weight in enumerate(weights)}
     return Value(layer.out_channels, cells.size or (1, 1), whole, layer, maps, named)
 
 
 def kernel_of(cells: Cells) -> tuple[tuple[Weight, ...], dict[str, Any]] | None:
-    """The weights of which a kernel is computed, and what its layer says of that; None: of maps."""
+    """The weights of a computed kernel, and fields of its layer; None: maps are among them."""
     maps, weights, steps = _computed(cells)
     return None if maps else (weights, {"weights": _held(weights), "steps": steps})
 
@@ -219,54 +219,54 @@ def _held(weights: Sequence[Weight]) -> tuple[HeldWeight, ...]:
 def _computed(
     cells: Cells,
 ) -> tuple[tuple[Value, ...], tuple[Weight, ...], tuple[Step, ...]]:
-    """What a tensor is computed of, and how."""
+    """The maps and the weights that a tensor is computed of, and the steps."""
     maps: dict[int | str, Value] = {}
     weights: dict[int | str, Weight] = {}
     order: dict[int | str, Cells] = {}
-    for one in _in_order(cells):
-        match one.source:
+    for tensor in _in_order(cells):
+        match tensor.source:
             case Value() as value:
-                maps[_key(one)] = value
+                maps[_key(tensor)] = value
             case Weight() as weight:
-                weights[_key(one)] = weight
+                weights[_key(tensor)] = weight
             case None:
-                order[_key(one)] = one
+                order[_key(tensor)] = tensor
     numbers = {key: number for number, key in enumerate((*maps, *weights, *order))}
 
-    def argument(one: Any) -> Any:
-        if isinstance(one, Cells):
-            return "value", numbers[_key(one)]
-        return tuple(argument(part) for part in one) if isinstance(one, tuple) else one
+    def argument(x: Any) -> Any:
+        if isinstance(x, Cells):
+            return "value", numbers[_key(x)]
+        return tuple(argument(part) for part in x) if isinstance(x, tuple) else x
 
     steps: tuple[Step, ...] = tuple(
-        (one.operator, *(argument(part) for part in one.arguments)) for one in order.values()
+        (t.operator, *(argument(part) for part in t.arguments)) for t in order.values()
     )
     return tuple(maps.values()), tuple(weights.values()), steps
 
 
 def maps_in(cells: Cells) -> list[Value]:
     """The maps that a tensor is made of."""
-    return [one.source for one in _in_order(cells) if isinstance(one.source, Value)]
+    return [tensor.source for tensor in _in_order(cells) if isinstance(tensor.source, Value)]
 
 
 def _key(cells: Cells) -> int | str:
-    """What tells tensors apart: a weight its name."""
+    """What tells tensors apart: the name of a weight, else the identity."""
     source = cells.source
     return source.name if isinstance(source, Weight) else id(cells if source is None else source)
 
 
 def _in_order(cells: Cells) -> Iterator[Cells]:
-    """All that a tensor is computed of, each behind what it is computed of itself."""
-    seen: set[int] = set()
+    """All tensors that a tensor is computed of, each after its own arguments."""
+    visited: set[int] = set()
     waiting = [(cells, False)]
     while waiting:
-        one, ready = waiting.pop()
+        tensor, ready = waiting.pop()
         if ready:
-            yield one
-        elif id(one) not in seen:
-            seen.add(id(one))
-            waiting.append((one, True))
-            waiting += [(part, False) for part in reversed(list(tensors_in(one.arguments)))]
+            yield tensor
+        elif id(tensor) not in visited:
+            visited.add(id(tensor))
+            waiting.append((tensor, True))
+            waiting += [(part, False) for part in reversed(list(tensors_in(tensor.arguments)))]
 
 
 def tensors_in(argument: Any) -> Iterator[Cells]:

@@ -1,4 +1,4 @@
-"""Operators that make each cell of the same cells, whatever their names: what their dimensions do.
+"""Operators that compute each cell of the same cells of their arguments.
 
 Whatever torch tags as acting on each number alone is known, and operators that work along
 dimensions or change how a tensor is seen are known by what they do to dimensions: they may work
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tilenet.adoption.calls import Call, Given
+from tilenet.adoption.calls import Arguments, Call
 from tilenet.adoption.cells import (
     BATCH,
     COLS,
@@ -21,6 +21,7 @@ from tilenet.adoption.cells import (
     Cells,
     Dim,
     Weight,
+    applied,
     merged,
     regroup,
     sizes_of,
@@ -30,13 +31,13 @@ from tilenet.model.cellwise import CONVERT, ITEM, find_operator
 
 __all__ = ["broadcast", "cellwise", "from_map", "reshaped", "to_map"]
 
-Rule = Callable[[Call, Cells, Given], "tuple[Dim, ...] | Cells"]
+Rule = Callable[[Call, Cells, Arguments], "tuple[Dim, ...] | Cells"]
 RULES: dict[str, Rule] = {}
 SAME = "contiguous", "clone", "alias", "lift_fresh_copy"
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Enter what operators of these names do to dimensions."""
+    """Register a function for operators of these names."""
 
     def keep(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -45,27 +46,27 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return keep
 
 
-def cellwise(call: Call, given: Given) -> Any:
-    """What an operator makes of cells; of several results a list of them.
+def cellwise(call: Call, args: Arguments) -> Any:
+    """The result of an operator on cells; a list where there are several.
 
     Raises:
-        TilenetError: It looks around them, or its receptive field is unknown.
+        TilenetError: It looks around the cells, or its receptive field is unknown.
     """
-    tensors = list(tensors_in(tuple(given.arguments.values())))
+    tensors = list(tensors_in(tuple(args.by_name.values())))
     if not tensors:
-        number = next(iter(given.arguments.values()), None)
+        number = next(iter(args.by_name.values()), None)
         if call.operator in (*SAME, "detach") and isinstance(number, int | float):
             return number
         raise call.refused("a tensor is made in forward of no map")
-    for one in tensors:
-        if isinstance(one.source, Weight):
-            call.weight(one)
+    for tensor in tensors:
+        if isinstance(tensor.source, Weight):
+            call.weight(tensor)
     operator = find_operator(call.target)
     if call.operator in RULES:
-        dims = RULES[call.operator](call, tensors[0], given)
+        dims = RULES[call.operator](call, tensors[0], args)
     elif operator is not None and torch.Tag.pointwise in operator.tags:
         dims = broadcast(call, tensors)
-    elif operator is not None and not any(one.size for one in tensors):
+    elif operator is not None and not any(tensor.size for tensor in tensors):
         dims = _of_averages(call, tensors)
     else:
         raise call.refused("the receptive field of this operator is unknown")
@@ -73,17 +74,17 @@ def cellwise(call: Call, given: Given) -> Any:
         return dims
     if operator is None:
         raise call.refused("this operator cannot be part of a layer")
-    return _computed(call, tensors, given.as_step(call), dims)
+    return _computed(call, tensors, args.as_step(call), dims)
 
 
 def _computed(call: Call, tensors: Sequence[Cells], arguments: tuple[Any, ...], dims: Any) -> Any:
     """The result of an operator, of these dimensions; a list of them for several results."""
-    maps = [one for one in tensors if one.size]
-    sizes = {(one.size, one.whole) for one in maps}
+    maps = [tensor for tensor in tensors if tensor.size]
+    sizes = {(tensor.size, tensor.whole) for tensor in maps}
     if len(sizes) > 1:
-        shown = " and ".join(sorted(str(one.size) for one in maps))
-        raise call.refused("cells of maps of different sizes meet", values=f" of {shown}")
-    size, whole = next(iter(sizes), (None, all(one.whole for one in tensors)))
+        listing = " and ".join(sorted(str(tensor.size) for tensor in maps))
+        raise call.refused("cells of maps of different sizes meet", values=f" of {listing}")
+    size, whole = next(iter(sizes), (None, all(tensor.whole for tensor in tensors)))
     result = Cells((), size, whole, None, call.target, arguments)
     if not isinstance(call.shape, list):
         return replace(result, dims=dims, floats=call.floats)
@@ -96,8 +97,8 @@ def _computed(call: Call, tensors: Sequence[Cells], arguments: tuple[Any, ...], 
 def broadcast(call: Call, tensors: Sequence[Cells]) -> tuple[Dim, ...]:
     """Dimensions of what acts on each number of tensors that are laid on each other."""
     dims: list[Dim] = []
-    for place in range(1, max(len(one.dims) for one in tensors) + 1):
-        there = {one.dims[-place] for one in tensors if place <= len(one.dims)} - {()}
+    for place in range(1, max(len(tensor.dims) for tensor in tensors) + 1):
+        there = {tensor.dims[-place] for tensor in tensors if place <= len(tensor.dims)} - {()}
         if len(there) > 1:
             raise call.refused("rows, columns, channels or images of maps meet others")
         dims.append(next(iter(there), ()))
@@ -106,10 +107,10 @@ def broadcast(call: Call, tensors: Sequence[Cells]) -> tuple[Dim, ...]:
 
 def _of_averages(call: Call, tensors: Sequence[Cells]) -> tuple[Dim, ...]:
     """Dimensions of any operator's result, of tensors that hold numbers for each image only."""
-    if any(BATCH in dim for one in tensors for dim in one.dims[1:]):
+    if any(BATCH in dim for tensor in tensors for dim in tensor.dims[1:]):
         raise call.refused("images are taken together")
     dims: list[Dim] = [() if n == 1 else (n,) for n in call.sizes]
-    if any(one.dims and one.dims[0] == (BATCH,) for one in tensors):
+    if any(tensor.dims and tensor.dims[0] == (BATCH,) for tensor in tensors):
         dims[0] = (BATCH,)
     return tuple(dims)
 
@@ -125,14 +126,14 @@ def _alone(call: Call, x: Cells, places: Sequence[int]) -> list[int]:
 def _sized(dims: Sequence[Dim], shape: Sequence[int]) -> tuple[Dim, ...]:
     """The same dimensions, with as many channels as a result has."""
     return tuple(
-        dim if any(isinstance(one, str) for one in dim) else () if n == 1 else (n,)
+        dim if any(isinstance(atom, str) for atom in dim) else () if n == 1 else (n,)
         for dim, n in zip(dims, shape, strict=True)
     )
 
 
 @rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as",
       "reshape_as")  # fmt: skip
-def _view(call: Call, x: Cells, given: Given) -> Cells:
+def _view(call: Call, x: Cells, args: Arguments) -> Cells:
     dims = None if call.target == "view.dtype" else regroup(x, call.sizes)
     if dims is None:
         raise call.refused("a map is reshaped, so that cells change their places")
@@ -144,16 +145,14 @@ def reshaped(x: Cells, dims: tuple[Dim, ...]) -> Cells:
         return x
     if x.operator == "reshape.default":
         return reshaped(x.arguments[0], dims)
-    return replace(
-        x, dims=dims, source=None, operator="reshape.default", arguments=(x, sizes_of(dims))
-    )
+    return applied("reshape.default", x, x, sizes_of(dims), dims=dims)
 
 
 @rule("permute", "transpose", "movedim", "t", "swapaxes", "numpy_T", "mT")
-def _permute(call: Call, x: Cells, given: Given) -> Cells:
+def _permute(call: Call, x: Cells, args: Arguments) -> Cells:
     # Which dimension goes where is read off a small tensor.
     target = torch.empty(tuple(range(2, 2 + len(x.dims))), device="meta")
-    moved = given.run(call, target).shape
+    moved = args.run(call, target).shape
     return permuted(x, tuple(n - 2 for n in moved))
 
 
@@ -164,33 +163,29 @@ def permuted(x: Cells, order: tuple[int, ...]) -> Cells:
     if order == tuple(range(len(order))):
         return x
     dims = tuple(x.dims[n] for n in order)
-    return replace(
-        x, dims=dims, source=None, operator="permute.default", arguments=(x, ("list", *order))
-    )
+    return applied("permute.default", x, x, ("list", *order), dims=dims)
 
 
 @rule(*SAME)
-def _same(call: Call, x: Cells, given: Given) -> Cells:
+def _same(call: Call, x: Cells, args: Arguments) -> Cells:
     return x
 
 
 @rule("to", "_to_copy", "type_as")
-def _converted(call: Call, x: Cells, given: Given) -> Cells:
+def _converted(call: Call, x: Cells, args: Arguments) -> Cells:
     if not call.floats:
         raise call.refused("numbers change their type")
-    return x if x.floats else replace(
-        x, source=None, operator=CONVERT, arguments=(x,), floats=True
-    )  # fmt: skip
+    return x if x.floats else applied(CONVERT, x, x, floats=True)
 
 
 @rule("detach", "ones_like", "zeros_like", "full_like", "hardswish", "log_sigmoid")
-def _alike(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
+def _alike(call: Call, x: Cells, args: Arguments) -> tuple[Dim, ...]:
     return x.dims
 
 
 @rule("softmax", "log_softmax", "cumsum", "flip", "roll", "glu", "repeat_interleave")
-def _along(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
-    places = given.places("dim", "dims")
+def _along(call: Call, x: Cells, args: Arguments) -> tuple[Dim, ...]:
+    places = args.places("dim", "dims")
     if not places:
         raise call.refused("cells are taken together")
     _alone(call, x, places)
@@ -198,19 +193,19 @@ def _along(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
 
 
 @rule("layer_norm", "rms_norm")
-def _normed(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
-    _alone(call, x, range(-len(given.value("normalized_shape")), 0))
+def _normed(call: Call, x: Cells, args: Arguments) -> tuple[Dim, ...]:
+    _alone(call, x, range(-len(args.value("normalized_shape")), 0))
     return x.dims
 
 
 @rule("sum", "mean", "amax", "amin", "max", "min", "var", "std", "prod", "logsumexp", "argmax",
       "argmin", "norm", "linalg_vector_norm", "var_mean")  # fmt: skip
-def _reduced(call: Call, x: Cells, given: Given) -> Any:
-    if isinstance(given.value("other"), Cells):  # the larger of two maps
-        return broadcast(call, list(tensors_in(tuple(given.arguments.values()))))
-    places = given.places("dim") or range(len(x.dims))
+def _reduced(call: Call, x: Cells, args: Arguments) -> Any:
+    if isinstance(args.value("other"), Cells):  # the larger of two maps
+        return broadcast(call, list(tensors_in(tuple(args.by_name.values()))))
+    places = args.places("dim") or range(len(x.dims))
     places = _alone(call, x, places)
-    keep = bool(given.value("keepdim"))
+    keep = bool(args.value("keepdim"))
     dims = tuple(
         () if place in places else dim
         for place, dim in enumerate(x.dims)
@@ -220,68 +215,63 @@ def _reduced(call: Call, x: Cells, given: Given) -> Any:
 
 
 @rule("split", "split_with_sizes", "chunk", "unbind", "slice", "select")
-def _pieces(call: Call, x: Cells, given: Given) -> Any:
+def _pieces(call: Call, x: Cells, args: Arguments) -> Any:
     if call.shape == x.shape:  # all of it
         return x
-    place = _alone(call, x, given.places("dim"))[0]
+    place = _alone(call, x, args.places("dim"))[0]
     if call.operator in ("select", "unbind"):
         dims: Any = x.dims[:place] + x.dims[place + 1 :]
         return [dims] * len(call.shape) if call.operator == "unbind" else dims
     if isinstance(call.shape, list):
-        return [_sized(x.dims, one) for one in call.shape]
+        return [_sized(x.dims, shape) for shape in call.shape]
     return _sized(x.dims, call.sizes)
 
 
 @rule("pad")
-def _more_channels(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
-    pads = given.value("pad")
+def _more_channels(call: Call, x: Cells, args: Arguments) -> tuple[Dim, ...]:
+    pads = args.value("pad")
     _alone(call, x, [-1 - place // 2 for place, n in enumerate(pads) if n])
     return _sized(x.dims, call.sizes)
 
 
 @rule("batch_norm")
-def _standardised(call: Call, x: Cells, given: Given) -> Cells:
+def _standardised(call: Call, x: Cells, args: Arguments) -> Cells:
     """A weight (1, C, numbers), of which each row is brought to mean 0 and variance 1."""
-    running = given.arguments["running_mean"], given.arguments["running_var"]
+    running = args.by_name["running_mean"], args.by_name["running_var"]
     if x.dims[0] or any(x.over_cells(n) for n in range(len(x.dims))) or running != (None, None):
-        raise call.refused("the operator is applied to what is no map (B, C, H, W)")
+        raise call.refused("the operator is applied to a tensor that is not a map (B, C, H, W)")
     wide = call.sizes[1]
     rows = regroup(x, (wide, prod(call.sizes) // wide))
     assert rows is not None
-    y = _step(reshaped(x, rows), "layer_norm.default", ("list", *reshaped(x, rows).shape[1:]),
-              None, None, given.value("eps"))  # fmt: skip
+    y = reshaped(x, rows)
+    y = applied("layer_norm.default", y, y, ("list", *y.shape[1:]), None, None, args.value("eps"))
     for name, how in (("weight", "mul.Tensor"), ("bias", "add.Tensor")):
-        if isinstance(one := given.value(name), Cells):
-            y = _step(y, how, reshaped(one, (rows[0], ())))
+        if isinstance(weight := args.value(name), Cells):
+            y = applied(how, y, y, reshaped(weight, (rows[0], ())))
     return reshaped(y, x.dims)
 
 
 @rule("_weight_norm")
-def _of_length(call: Call, x: Cells, given: Given) -> Cells:
+def _of_length(call: Call, x: Cells, args: Arguments) -> Cells:
     """A weight whose parts have the lengths that another one says."""
-    place, length = int(given.value("dim")), given.value("g")
+    place, length = int(args.value("dim")), args.value("g")
     parts = [n for n in range(len(x.dims)) if n != place]
     dims = tuple(dim if n == place else () for n, dim in enumerate(x.dims))
-    norm = _step(x, "linalg_vector_norm.default", 2, ("list", *parts), True)
-    share = _step(length, "div.Tensor", replace(norm, dims=dims))
-    return _step(x, "mul.Tensor", replace(share, dims=dims))
-
-
-def _step(x: Cells, operator: str, *others: Any) -> Cells:
-    """What an operator makes of a tensor, of the same dimensions."""
-    return replace(x, source=None, operator=operator, arguments=(x, *others))
+    norm = applied("linalg_vector_norm.default", x, x, 2, ("list", *parts), True)
+    share = applied("div.Tensor", length, length, replace(norm, dims=dims))
+    return applied("mul.Tensor", x, x, replace(share, dims=dims))
 
 
 @rule("cat", "stack")
-def _together(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
-    tensors = list(tensors_in(given.arguments["tensors"]))
-    place = given.places("dim")[0] % len(call.sizes)
+def _together(call: Call, x: Cells, args: Arguments) -> tuple[Dim, ...]:
+    tensors = list(tensors_in(args.by_name["tensors"]))
+    place = args.places("dim")[0] % len(call.sizes)
     if call.operator == "cat":
-        for one in tensors:
-            _alone(call, one, [place])
-        rest = {one.dims[:place] + one.dims[place + 1 :] for one in tensors}
+        for tensor in tensors:
+            _alone(call, tensor, [place])
+        rest = {tensor.dims[:place] + tensor.dims[place + 1 :] for tensor in tensors}
     else:
-        rest = {one.dims for one in tensors}
+        rest = {tensor.dims for tensor in tensors}
     if len(rest) > 1:
         raise call.refused("rows, columns, channels or images of maps meet others")
     dims = list(next(iter(rest)))
@@ -290,37 +280,36 @@ def _together(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
 
 
 @rule("linear", "matmul", "mm", "bmm")
-def _product(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
-    tensors = list(tensors_in(tuple(given.arguments.values())))
+def _product(call: Call, x: Cells, args: Arguments) -> tuple[Dim, ...]:
+    tensors = list(tensors_in(tuple(args.by_name.values())))
     first, second = tensors[:2]
     if call.operator == "linear":
         _alone(call, first, [-1])
         return (*first.dims[:-1], *_sized([()], call.sizes[-1:]))
-    if not any(one.size for one in tensors):
+    if not any(tensor.size for tensor in tensors):
         return _of_averages(call, tensors)
-    if all(len(one.dims) > 1 for one in tensors) and not first.over_cells(-1):
-        lead = [replace(one, dims=one.dims[:-2]) for one in tensors]
+    if all(len(tensor.dims) > 1 for tensor in tensors) and not first.over_cells(-1):
+        lead = [replace(tensor, dims=tensor.dims[:-2]) for tensor in tensors]
         dims = *broadcast(call, lead), first.dims[-2], second.dims[-1]
-        letters = [one for dim in dims for one in dim if isinstance(one, str)]
+        letters = [atom for dim in dims for atom in dim if isinstance(atom, str)]
         if first.dims[-1] == second.dims[-2] and len(set(letters)) == len(letters):
             return dims
     raise call.refused("maps are multiplied as matrices, so that cells are taken together")
 
 
 @rule("prelu")
-def _prelu(call: Call, x: Cells, given: Given) -> tuple[Dim, ...]:
+def _prelu(call: Call, x: Cells, args: Arguments) -> tuple[Dim, ...]:
     _alone(call, x, [1])
     return x.dims
 
 
 @rule("expand", "expand_as", "repeat")
-def _repeated(call: Call, x: Cells, given: Given) -> Any:
+def _repeated(call: Call, x: Cells, args: Arguments) -> Any:
     """Channels that are repeated, or an average for each cell of a map that is named."""
-    other = given.value("other")
+    other = args.value("other")
     if isinstance(other, Cells) and other.size and not x.size:
-        ones = replace(other, source=None, operator="ones_like.default", arguments=(other,))
-        dims = broadcast(call, [x, other])
-        return replace(ones, dims=dims, operator="mul.Tensor", arguments=(x, ones))
+        ones = applied("ones_like.default", other, other)
+        return applied("mul.Tensor", ones, x, ones, dims=broadcast(call, [x, other]))
     there = (*[()] * (len(call.sizes) - len(x.dims)), *x.dims)
     wide = reshaped(x, there)
     times = [n // old for n, old in zip(call.sizes, wide.shape, strict=True)]
@@ -331,23 +320,21 @@ def _repeated(call: Call, x: Cells, given: Given) -> Any:
     if set(times) == {1}:
         return wide
     dims = _sized(wide.dims, call.sizes)
-    return replace(
-        wide, dims=dims, source=None, operator="repeat.default", arguments=(wide, ("list", *times))
-    )
+    return applied("repeat.default", wide, wide, ("list", *times), dims=dims)
 
 
 def to_map(x: Cells) -> Cells:
     """The same numbers as a map (B, C, H, W), or (B, C, 1, 1)."""
-    atoms = [one for dim in x.dims for one in dim]
-    split = permuted(reshaped(x, tuple((one,) for one in atoms)), _map_order(atoms))
-    channels = merged([one for one in atoms if isinstance(one, int)])
+    atoms = [atom for dim in x.dims for atom in dim]
+    split = permuted(reshaped(x, tuple((atom,) for atom in atoms)), _map_order(atoms))
+    channels = merged([atom for atom in atoms if isinstance(atom, int)])
     spatial: tuple[Dim, Dim] = ((ROWS,), (COLS,)) if x.size else ((), ())
     return reshaped(split, ((BATCH,), channels, *spatial))
 
 
 def from_map(x: Cells, dims: Sequence[Dim]) -> Cells:
-    """A map's numbers in these dimensions again, from which `to_map` made it."""
-    atoms = [one for dim in dims for one in dim]
+    """The inverse of `to_map`: a map's numbers in these dimensions."""
+    atoms = [atom for dim in dims for atom in dim]
     order = _map_order(atoms)
     split = reshaped(x, tuple((atoms[n],) for n in order))
     back = permuted(split, tuple(order.index(n) for n in range(len(order))))
@@ -357,5 +344,5 @@ def from_map(x: Cells, dims: Sequence[Dim]) -> Cells:
 def _map_order(atoms: Sequence[Atom]) -> tuple[int, ...]:
     """Images first, then channels in their order, rows and columns."""
     rank = {BATCH: 0, ROWS: 2, COLS: 3}
-    ranks = [rank[one] if isinstance(one, str) else 1 for one in atoms]
+    ranks = [rank[atom] if isinstance(atom, str) else 1 for atom in atoms]
     return tuple(sorted(range(len(atoms)), key=ranks.__getitem__))

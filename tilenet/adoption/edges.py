@@ -1,6 +1,6 @@
 """Operators that move cells as a whole: pads, crops, strides, and blocks that become channels.
 
-A convolution whose kernel is a single 1 says each of them, with the geometry that it has anyway.
+Each is a convolution whose kernel is a single 1, so that its geometry is known.
 """
 
 from dataclasses import replace
@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from tilenet.adoption.calls import Call, Moved, operator
-from tilenet.adoption.cells import COLS, IMAGES, ROWS, Cells, cells_of, kernel_of, numbers_of
+from tilenet.adoption.cells import (
+    COLS,
+    IMAGES,
+    ROWS,
+    Cells,
+    applied,
+    cells_of,
+    kernel_of,
+    numbers_of,
+)
 from tilenet.adoption.cellwise import from_map
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import Conv
@@ -21,9 +30,9 @@ EDGES: Any = {"constant": "zeros", "replicate": "replicate", "reflect": "reflect
 
 
 def settled(call: Call, argument: Any) -> Any:
-    """The map that moved cells are, where an operator does not take them as they are."""
+    """Moved cells as a map, for an operator that does not take `Moved`."""
     if isinstance(argument, list):
-        return [settled(call, one) for one in argument]
+        return [settled(call, part) for part in argument]
     if not isinstance(argument, Moved):
         return argument
     if not argument.settled:
@@ -42,7 +51,7 @@ def _moved(call: Call, x: Moved) -> Value:
     if step > 1:
         first = [-before for before, _, _ in sides]
         whole = all(cells % step == 0 for cells in value.size)
-        if not (whole and all(0 <= one < step for one in first)) or any(b for _, b, _ in sides):
+        if not (whole and all(0 <= n < step for n in first)) or any(b for _, b, _ in sides):
             raise call.refused("every nth cell is taken of a part of a map", values=f" {sides}")
         taps = torch.zeros(1, 1, max(first) + 1, max(first) + 1)
         taps[0, 0, first[0], first[1]] = 1
@@ -152,7 +161,7 @@ def _unshuffled(call: Call, x: Any, downscale_factor: int) -> Cells:
 
 @operator("view", "reshape")
 def _viewed(call: Call, x: Any, **_: Any) -> Any:
-    """Blocks of cells that are seen by themselves: (B, C, H / n, n, W / n, n)."""
+    """Blocks of cells as dimensions of their own: (B, C, H / n, n, W / n, n)."""
     cells = call.cells(x)
     if len(call.sizes) != 6 or not cells.is_map or not cells.size or cells.whole:
         return NotImplemented
@@ -176,7 +185,7 @@ def parted(call: Call, value: Value, step: int) -> Cells:
 
 
 def middles(call: Call, value: Value, step: int) -> Cells:
-    """What lies in the middle of each block of cells: one of them, or the mean of two by two."""
+    """The middle of each block of cells: one cell, or the mean of two by two."""
     taps = torch.zeros(step // 2 + 1)
     taps[(step - 1) // 2 :] = 1 / (2 - step % 2)
     layer = Conv(value.channels, value.channels, len(taps), step)
@@ -193,22 +202,19 @@ def _filled(call: Call, x: Any, fill_value: float | None = None, **_: Any) -> An
     if not isinstance(number, int | float) or not call.floats:
         raise call.refused("a tensor is made in forward of no map")
     if len(call.sizes) == 4 and call.sizes[0] == IMAGES:
-        like = next((one for one in reversed(call.maps) if one.size == call.sizes[2:]), None)
+        like = next((value for value in reversed(call.maps) if value.size == call.sizes[2:]), None)
         if like is None or like.whole:
             raise call.refused("a tensor is made in forward of no map")
         cells = cells_of(like)
         narrow = (cells.dims[0], (), *cells.dims[2:])
-        one = replace(
-            cells, dims=narrow, source=None, operator="slice.Tensor", arguments=(cells, 1, 0, 1)
-        )
-        filled = replace(one, operator="full_like.default", arguments=(one, number))
+        channel = applied("slice.Tensor", cells, cells, 1, 0, 1, dims=narrow)
+        filled = applied("full_like.default", channel, channel, number)
         wide = call.sizes[1]
         dims = (cells.dims[0], (wide,) if wide > 1 else (), *cells.dims[2:])
-        times = "list", 1, wide, 1, 1
-        return replace(filled, dims=dims, operator="repeat.default", arguments=(filled, times))
+        return applied("repeat.default", filled, filled, ("list", 1, wide, 1, 1), dims=dims)
     if len(set(call.sizes)) < 2 and (not call.sizes or call.sizes[0] == 1):
         return float(number)
-    if any(call.sizes[place:][:2] in {one.size for one in call.maps} for place in range(3)):
+    if any(call.sizes[place:][:2] in {value.size for value in call.maps} for place in range(3)):
         raise call.refused("a tensor is made in forward of no map")  # it is one of cells, computed
     few = torch.full([1] * len(call.sizes), float(number), dtype=torch.float64)
     return numbers_of(few, call.sizes)

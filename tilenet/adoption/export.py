@@ -23,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from tilenet.adoption.calls import (
     WITHOUT_EFFECT,
+    Arguments,
     Call,
-    Given,
     Moved,
     Noise,
     Places,
@@ -43,7 +43,7 @@ from tilenet.adoption.cells import (
 from tilenet.adoption.cellwise import cellwise, from_map, to_map
 from tilenet.adoption.edges import settled
 from tilenet.adoption.laid import laid_on
-from tilenet.adoption.made import Made, made
+from tilenet.adoption.mapless import Mapless, compute_mapless
 from tilenet.adoption.operators import OPERATORS
 from tilenet.adoption.values import Value, maps_before
 from tilenet.errors import TilenetError
@@ -62,11 +62,11 @@ ANY = "_"  # a parameter of a function that takes any other argument
 
 
 def graph_of(module: nn.Module, bands: int, size: tuple[int, int], batch_norm: str) -> Value:
-    """The map that a module makes of an image (B, bands, *size), with all that it is made of.
+    """The output of a module for an image (B, bands, *size), with all maps that lead to it.
 
     Args:
-        module: In training mode, so that dropout is seen.
-        batch_norm: What is made of batch norm's statistics: `frozen` or `step`.
+        module: A module in training mode, so that dropout is recorded.
+        batch_norm: Treatment of batch norm's statistics: `frozen` or `step`.
 
     Raises:
         TilenetError: It cannot be recorded, or an operator cannot be a layer.
@@ -79,7 +79,7 @@ def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedP
     try:
         with _quiet(), _DataDetached():
             return torch.export.export(module, (image,), strict=False)
-    except Exception as error:  # whatever a module's own code may raise
+    except Exception as error:  # a module's own code may raise anything
         words = " ".join(str(error).split())
         raise TilenetError(
             f"a module must take one image (B, {bands}, {size[0]}, {size[1]}) and do the same to "
@@ -91,9 +91,9 @@ def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedP
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what torch writes of an export that fails from the terminal: it is raised as well.
+    """Keep torch's output about a failing export from the terminal: the error holds it too.
 
-    Of what depends on pixels' values it also prints the graph, at each size.
+    Where a graph depends on pixels' values, it also prints that, at each size.
     """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -125,7 +125,7 @@ class _Interpreter:
         self.results: list[Any] = []
         self.maps: list[Value] = []
         self.spent: list[object] = []  # random numbers that drop samples of a map
-        # What stands for the result of an operator that is refused, so that all are found.
+        # Stand-ins for results of refused operators, so that one error names all of them.
         self.refused: list[tuple[Value, Refusal]] = []
 
     def run(self) -> Value:
@@ -158,15 +158,15 @@ class _Interpreter:
         plain = name.rstrip(IN_PLACE)
         value: Any = node.meta.get("val")
         several = isinstance(value, list | tuple)
-        tensors = [one for one in (value if several else [value]) if isinstance(one, torch.Tensor)]
-        shapes = [tuple(one.shape) for one in tensors]
+        tensors = [t for t in (value if several else [value]) if isinstance(t, torch.Tensor)]
+        shapes = [tuple(t.shape) for t in tensors]
         return Call(
             _path(node),
             _line(node),
             plain,
             f"{plain}.{overload}",
             shapes if several else next(iter(shapes), ()),
-            all(one.dtype == torch.float32 for one in tensors),
+            all(t.dtype == torch.float32 for t in tensors),
             self.batch_norm,
             self.maps,
         )
@@ -185,10 +185,11 @@ class _Interpreter:
             taken = None if value is None else call.refused("a number is taken out of a tensor")
             self._note(node, taken)
             return
-        result = self._result(node, call)
+        named = {name: self._argument(argument) for name, argument in node.kwargs.items()}
+        result = self._apply(call, node.target, self._argument(node.args), named)
         if isinstance(result, Refusal) and isinstance(call.shape, tuple) and call.floats:
             result = self._stand_in(node, call, result)
-        result = [self._entered(one) for one in result] if isinstance(result, list) else (
+        result = [self._entered(part) for part in result] if isinstance(result, list) else (
             self._entered(result)
         )  # fmt: skip
         if _writes(node):  # all names of the argument see the result
@@ -199,18 +200,18 @@ class _Interpreter:
             self._note(node, result)
 
     def _stand_in(self, node: fx.Node, call: Call, refusal: Refusal) -> Any:
-        """A map in place of a refused one; what was refused before goes on being it."""
+        """A map in place of a refused one; an argument's refusal stays the result."""
         arguments = _flat(self._argument([*node.args, *node.kwargs.values()]))
-        arguments = [one.cells if isinstance(one, Moved) else one for one in arguments]
-        cells = [one for one in arguments if isinstance(one, Cells) and one.size]
-        like = next((one for one in cells if one.shape == call.shape), None)
-        if any(one is refusal for one in arguments) or (like is None and len(call.sizes) != 4):
+        arguments = [x.cells if isinstance(x, Moved) else x for x in arguments]
+        cells = [x for x in arguments if isinstance(x, Cells) and x.size]
+        like = next((x for x in cells if x.shape == call.shape), None)
+        if any(x is refusal for x in arguments) or (like is None and len(call.sizes) != 4):
             return refusal
         value = Value(
             call.sizes[1] if like is None else to_map(like).shape[1],
             (call.sizes[2], call.sizes[3]) if like is None else like.size or (1, 1),
             like is not None and like.whole,
-            inputs=tuple(value for one in cells for value in maps_in(one)),
+            inputs=tuple(value for x in cells for value in maps_in(x)),
         )
         self.refused.append((value, refusal))
         return cells_of(value) if like is None else from_map(cells_of(value), like.dims)
@@ -220,80 +221,75 @@ class _Interpreter:
         if not isinstance(result, Cells) or result.source is not None or not result.is_map:
             return result
         value = map_of(result)
-        if not any(value is one for one in self.maps):
+        if not any(value is known for known in self.maps):
             self.maps.append(value)
         return cells_of(value)
 
-    def _result(self, node: fx.Node, call: Call) -> Any:
-        """What a call makes, or the sentence that refuses it where its result is used."""
-        named = {name: self._argument(one) for name, one in node.kwargs.items()}
-        return self._applied(call, node.target, self._argument(node.args), named)
-
-    def _applied(self, call: Call, function: Any, args: Any, named: dict[str, Any]) -> Any:
-        """The same of arguments as the graph goes on with them."""
+    def _apply(self, call: Call, function: Any, args: Any, named: dict[str, Any]) -> Any:
+        """The result of a call, or its refusal, which is raised where the result is used."""
         schema, held = _bound(function, args, named)
         # Only what is used is refused: parts of a module may lead nowhere.
         flat = _flat(list(held.values()))
-        for one in flat:
-            if isinstance(one, TilenetError) and not (
-                isinstance(one, Places) and call.operator == "max_unpool2d"
+        for argument in flat:
+            if isinstance(argument, TilenetError) and not (
+                isinstance(argument, Places) and call.operator == "max_unpool2d"
             ):
-                return one
+                return argument
         try:
-            if any(isinstance(one, Made) for one in flat):
-                tensors = [settled(call, one) for one in flat if isinstance(one, Cells | Moved)]
+            if any(isinstance(argument, Mapless) for argument in flat):
+                tensors = [settled(call, x) for x in flat if isinstance(x, Cells | Moved)]
                 if not tensors:
-                    return made(call, function, args, named)
-                lay = partial(laid_on, call, tensors, self._applied)
-                held = {name: lay(one) for name, one in held.items()}
+                    return compute_mapless(call, function, args, named)
+                lay = partial(laid_on, call, tensors, self._apply)
+                held = {name: lay(argument) for name, argument in held.items()}
             if call.operator not in TAKE_MOVED:
-                held = {name: settled(call, one) for name, one in held.items()}
+                held = {name: settled(call, argument) for name, argument in held.items()}
             if call.operator in OPERATORS and not _of_weights(call, held):
                 result = self._layer(call, schema, held)
                 if result is not NotImplemented:
                     return result
-            held = {name: settled(call, one) for name, one in held.items()}
-            return cellwise(call, _given(call, schema, held))
+            held = {name: settled(call, argument) for name, argument in held.items()}
+            return cellwise(call, _arguments(call, schema, held))
         except TilenetError as error:
-            alone = not any(isinstance(one, Cells | Moved | Noise | Made) for one in flat)
-            return made(call, function, args, named) if alone else error
+            alone = not any(isinstance(x, Cells | Moved | Noise | Mapless) for x in flat)
+            return compute_mapless(call, function, args, named) if alone else error
         except Exception as error:  # an unknown form of the call
             words = f" {type(error).__name__}: {error}"
             return call.refused("this form of the operator is unknown", values=words)
 
     def _layer(self, call: Call, schema: list[Any], held: dict[str, Any]) -> Any:
-        """What the operator's own function makes of a call whose other arguments are the usual."""
+        """The result of the operator's own function; other arguments must hold their defaults."""
         function = OPERATORS[call.operator]
         self._spend(call, held)
-        x, *others = schema
+        x, *parameters = schema
         known = signature(function).parameters
-        for one in others:
-            if one.name in known or one.name in WITHOUT_EFFECT or ANY in known:
+        for parameter in parameters:
+            if parameter.name in known or parameter.name in WITHOUT_EFFECT or ANY in known:
                 continue
-            if _is_default(held[one.name], one):
+            if _is_default(held[parameter.name], parameter):
                 continue
             if call.operator in ALSO_CELLWISE:
                 return NotImplemented
             raise call.refused(
                 "an argument is not the usual one",
-                values=f" with {one.name}: {held[one.name]}",
+                values=f" with {parameter.name}: {held[parameter.name]}",
             )
-        more = {one.name: held[one.name] for one in others if one.name in known}
+        more = {p.name: held[p.name] for p in parameters if p.name in known}
         return function(call, held[x.name], **more)
 
     def _spend(self, call: Call, held: dict[str, Any]) -> None:
         """Refuse masks that are used twice: each layer that drops draws its own."""
-        for one in held.values():
-            if call.operator == "mul" and isinstance(one, Noise):
-                if one.source in self.spent:
+        for argument in held.values():
+            if call.operator == "mul" and isinstance(argument, Noise):
+                if argument.source in self.spent:
                     raise call.refused("the same random numbers drop samples of several maps")
-                self.spent.append(one.source)
+                self.spent.append(argument.source)
 
     def _argument(self, argument: Any) -> Any:
         if isinstance(argument, fx.Node):
             return self.results[self.names[argument]]
         if isinstance(argument, list | tuple):
-            return [self._argument(one) for one in argument]
+            return [self._argument(part) for part in argument]
         return argument
 
     def _output(self, node: fx.Node) -> Value:
@@ -308,8 +304,8 @@ class _Interpreter:
         if isinstance(result, TilenetError):
             raise result
         is_map = isinstance(result, Cells) and result.is_map
-        needed = {id(one) for one in maps_before(map_of(result))} if is_map else set()
-        refusals = [one for value, one in self.refused if not is_map or id(value) in needed]
+        needed = {id(value) for value in maps_before(map_of(result))} if is_map else set()
+        refusals = [refusal for value, refusal in self.refused if not is_map or id(value) in needed]
         if refusals:
             raise TilenetError(refusal_of(refusals))
         if not is_map or not result.size:
@@ -324,16 +320,16 @@ class _Interpreter:
         return map_of(result)
 
 
-def _flat(given: list[Any]) -> list[Any]:
-    return [one for part in given for one in (part if isinstance(part, list) else [part])]
+def _flat(arguments: list[Any]) -> list[Any]:
+    return [x for part in arguments for x in (part if isinstance(part, list) else [part])]
 
 
 def _of_weights(call: Call, held: dict[str, Any]) -> bool:
     """Whether an operator's first argument is computed of weights and numbers alone."""
     first = _flat([next(iter(held.values()), None)])
-    cells = [one for one in first if isinstance(one, Cells)]
+    cells = [x for x in first if isinstance(x, Cells)]
     return len(cells) == len(first) > 0 and call.operator != "detach" and not any(
-        one.size or one.over_cells(place) for one in cells for place in range(len(one.dims))
+        x.size or x.over_cells(place) for x in cells for place in range(len(x.dims))
     )  # fmt: skip
 
 
@@ -372,7 +368,7 @@ class _Tensors:
         }
 
     def held(self, node: fx.Node) -> Cells | float | None:
-        """What an input of the graph is; None: the image."""
+        """The weight, buffer or constant that is an input of the graph; None: the image."""
         shape = tuple(node.meta["val"].shape)
         name = self.names.get(node.name)
         if name is None:
@@ -402,30 +398,30 @@ class _Tensors:
 def _bound(
     function: Any, args: Sequence[Any], named: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments of a call as its operator's schema has them, and what it gives for each."""
+    """The parameters of an operator's schema, and the value of each in a call."""
     schema = getattr(function, "_schema", None)
     if schema is None:
-        return [], {str(number): one for number, one in enumerate(args)}
-    given = {one.name: one.default_value for one in schema.arguments}
-    given |= {one.name: value for one, value in zip(schema.arguments, args, strict=False)}
-    return list(schema.arguments), {**given, **named}
+        return [], {str(number): argument for number, argument in enumerate(args)}
+    values = {p.name: p.default_value for p in schema.arguments}
+    values |= {p.name: value for p, value in zip(schema.arguments, args, strict=False)}
+    return list(schema.arguments), {**values, **named}
 
 
-def _given(call: Call, schema: list[Any], held: dict[str, Any]) -> Given:
+def _arguments(call: Call, schema: list[Any], held: dict[str, Any]) -> Arguments:
     """A call's arguments as a cellwise step has them."""
-    for one in held.values():
-        if isinstance(one, Noise):
+    for argument in held.values():
+        if isinstance(argument, Noise):
             raise call.refused("random numbers are used for something else than drop path")
-    return Given(
-        {name: _frozen(one) for name, one in held.items()},
-        frozenset(one.name for one in schema if _is_default(held[one.name], one)),
-        frozenset(one.name for one in schema if one.kwarg_only),
+    return Arguments(
+        {name: _frozen(argument) for name, argument in held.items()},
+        frozenset(p.name for p in schema if _is_default(held[p.name], p)),
+        frozenset(p.name for p in schema if p.kwarg_only),
     )
 
 
 def _frozen(argument: Any) -> Any:
     if isinstance(argument, list | tuple):
-        return "list", *(_frozen(one) for one in argument)
+        return "list", *(_frozen(part) for part in argument)
     # The precision in which a graph is recorded stands for the map's own.
     return None if argument is torch.float32 else argument
 
@@ -438,7 +434,7 @@ def _is_default(value: Any, argument: Any) -> bool:
     if isinstance(value, Cells | Moved | Noise):
         return False
     if isinstance(value, list) and not isinstance(default, list):
-        return bool(value) and all(one == default for one in value)
+        return bool(value) and all(part == default for part in value)
     return bool(value == default)
 
 
@@ -451,12 +447,12 @@ def _writes(node: fx.Node) -> bool:
 
 def _written(node: fx.Node) -> fx.Node:
     """The node whose memory an operator writes to, through views of it."""
-    one = node.args[0]
-    assert isinstance(one, fx.Node)
-    while one.op == "call_function" and (schema := getattr(one.target, "_schema", None)):
+    owner = node.args[0]
+    assert isinstance(owner, fx.Node)
+    while owner.op == "call_function" and (schema := getattr(owner.target, "_schema", None)):
         if not schema.returns or schema.returns[0].alias_info is None:
             break
-        if not isinstance(one.args[0], fx.Node):
+        if not isinstance(owner.args[0], fx.Node):
             break
-        one = one.args[0]
-    return one
+        owner = owner.args[0]
+    return owner

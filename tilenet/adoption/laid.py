@@ -1,8 +1,8 @@
-"""Tensors that are made of no map, where they meet one: numbers for all of it, or coordinates.
+"""Tensors that are computed of no map, where they meet one: constants, or coordinates.
 
 Coordinates are even steps along rows and columns, which depend on the map's size such that they
-are round numbers; that it is so at other sizes too, the proof says. A tensor that is none is made
-of its arguments again, once these are laid on the map, by an operator of cells.
+are round numbers; the proof checks other sizes. Any other tensor is computed again from its
+arguments, once these are laid on the map, by an operator of cells.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from tilenet.adoption.cells import (
     maps_in,
 )
 from tilenet.adoption.cellwise import from_map
-from tilenet.adoption.made import Made, refusal
+from tilenet.adoption.mapless import Mapless, refusal
 from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
 from tilenet.geometry.coordinates import OFFSETS, Coordinates
@@ -32,27 +32,27 @@ from tilenet.geometry.coordinates import OFFSETS, Coordinates
 __all__ = ["laid_on"]
 
 ROUNDING = 1e-9
-TENTHS = 10  # numbers that people write are whole numbers of them
-MOST_EPSILON = 1e-3  # that people add to what they divide by
+TENTHS = 10  # literals in code are whole multiples of a tenth
+MOST_EPSILON = 1e-3  # added to a divisor
 PLACES = (BATCH,), (ROWS,), (COLS,)
 
 Run = Callable[[Call, Any, Any, dict[str, Any]], Any]
 
 
 def laid_on(call: Call, tensors: Sequence[Cells], run: Run, argument: Any) -> Any:
-    """An argument in which tensors that are made are laid on what the operator takes as well.
+    """An argument whose mapless tensors are laid on the operator's other tensors.
 
     Args:
-        run: Makes cells of a call's function and arguments.
+        run: Computes cells from a call, its function and its arguments.
     """
     if isinstance(argument, list):
-        return [laid_on(call, tensors, run, one) for one in argument]
-    if not isinstance(argument, Made):
+        return [laid_on(call, tensors, run, part) for part in argument]
+    if not isinstance(argument, Mapless):
         return argument
     tensor = argument.tensor
-    like = next((one for one in tensors if one.size), None)
+    like = next((x for x in tensors if x.size), None)
     if like is None and tensor.dim() == 4:  # under a kernel
-        maps = (one for one in call.maps if one.size == tensor.shape[2:] and not one.whole)
+        maps = (value for value in call.maps if value.size == tensor.shape[2:] and not value.whole)
         like = next(map(cells_of, maps), None)
     if like is None or tensor.dtype == torch.bool:
         raise refusal(call)
@@ -60,7 +60,7 @@ def laid_on(call: Call, tensors: Sequence[Cells], run: Run, argument: Any) -> An
     over_cells = [place for place in range(len(like.dims)) if like.over_cells(place)]
     if all(shape[place - len(like.dims)] == 1 for place in over_cells):
         return constant_of("a tensor", tensor.double())
-    value = next((one for one in maps_in(like) if one.size == like.size and not one.whole), None)
+    value = next((v for v in maps_in(like) if v.size == like.size and not v.whole), None)
     if value is None or not set(PLACES) <= set(like.dims) or len(shape) > len(like.dims):
         raise refusal(call)
     dims = tuple(
@@ -75,61 +75,61 @@ class _Laying:
     """How tensors are laid on a map.
 
     Attributes:
-        call: What takes them with it.
-        value: A map of its size.
-        run: Makes cells of a call's function and arguments.
-        done: What has been laid.
+        call: The call that takes them together with the map.
+        value: A map of the same size.
+        run: Computes cells from a call, its function and its arguments.
+        done: Results for tensors that have been laid before.
     """
 
     call: Call
     value: Value
     run: Run
-    done: dict[tuple[Made, tuple[Dim, ...]], Any] = field(default_factory=dict)
+    done: dict[tuple[Mapless, tuple[Dim, ...]], Any] = field(default_factory=dict)
 
-    def of(self, one: Made, dims: tuple[Dim, ...]) -> Any:
-        """A tensor as coordinates, or as what an operator makes of such.
+    def of(self, source: Mapless, dims: tuple[Dim, ...]) -> Any:
+        """A tensor as coordinates, or as an operator's result of coordinates.
 
         Args:
-            dims: What its dimensions run over; there may be more in front of them.
+            dims: What its dimensions run over, perhaps with more in front of them.
         """
-        if (one, dims) not in self.done:
-            self.done[one, dims] = self._laid(one, dims)
-        return self.done[one, dims]
+        if (source, dims) not in self.done:
+            self.done[source, dims] = self._laid(source, dims)
+        return self.done[source, dims]
 
-    def _laid(self, one: Made, dims: tuple[Dim, ...]) -> Any:
+    def _laid(self, source: Mapless, dims: tuple[Dim, ...]) -> Any:
         there = set(PLACES) & set(dims)
         if not there:
-            return constant_of("a tensor", one.tensor.double())
+            return constant_of("a tensor", source.tensor.double())
         if len(there) < len(PLACES):
             raise self._uneven
-        tensor = one.tensor.double()[(None,) * (len(dims) - one.tensor.dim())]
+        tensor = source.tensor.double()[(None,) * (len(dims) - source.tensor.dim())]
         maps = tensor.movedim([dims.index(dim) for dim in PLACES], (0, -2, -1))
         maps = maps.reshape(maps.shape[0], -1, *maps.shape[-2:])
         layer, is_round = _coordinates(maps, self.value.channels)
         if layer is None or not is_round:
             try:
-                return self._of_arguments(one, dims)
+                return self._of_arguments(source, dims)
             except TilenetError:
                 if layer is None:
                     raise
         laid = Value(layer.out_channels, self.value.size, layer=layer, inputs=(self.value,))
         return from_map(cells_of(self.call.entered(laid)), dims)
 
-    def _of_arguments(self, one: Made, dims: tuple[Dim, ...]) -> Any:
-        """What the operator that made a tensor makes of its arguments, once these are laid."""
+    def _of_arguments(self, source: Mapless, dims: tuple[Dim, ...]) -> Any:
+        """The result of the tensor's operator for arguments that are laid."""
 
         def laid(argument: Any) -> Any:
             if isinstance(argument, list):
                 return [laid(part) for part in argument]
-            if not isinstance(argument, Made):
+            if not isinstance(argument, Mapless):
                 return argument
-            return self.of(argument, _traced(one, argument, dims))
+            return self.of(argument, _traced(source, argument, dims))
 
         try:
-            named = {name: laid(part) for name, part in one.named.items()}
-            result = self.run(one.call, one.function, laid(one.args), named)
-            result = result if one.number is None else result[one.number]
-        except Exception as error:  # of an operator that takes no such numbers
+            named = {name: laid(part) for name, part in source.named.items()}
+            result = self.run(source.call, source.function, laid(source.args), named)
+            result = result if source.number is None else result[source.number]
+        except Exception as error:  # the operator does not take such numbers
             raise self._uneven from error
         if not isinstance(result, Cells):
             raise self._uneven
@@ -141,8 +141,8 @@ class _Laying:
         return self.call.refused(why)
 
 
-def _traced(result: Made, argument: Made, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """What dimensions of an argument run over: what of its result changes along with them."""
+def _traced(result: Mapless, argument: Mapless, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """What an argument's dimensions run over: dimensions of the result that change with them."""
 
     def over(place: int) -> Dim:
         n = argument.tensor.shape[place]
@@ -150,11 +150,11 @@ def _traced(result: Made, argument: Made, dims: tuple[Dim, ...]) -> tuple[Dim, .
         numbers = along.expand(
             *argument.tensor.shape[:place], *argument.tensor.shape[place + 1 :], n
         )
-        found = result.of(argument, numbers.movedim(-1, place).contiguous())
+        changed = result.of(argument, numbers.movedim(-1, place).contiguous())
         changing = [
             dim
-            for axis, dim in enumerate(dims, found.dim() - len(dims))
-            if axis >= 0 and dim in PLACES and bool((found != found.narrow(axis, 0, 1)).any())
+            for axis, dim in enumerate(dims, changed.dim() - len(dims))
+            if axis >= 0 and dim in PLACES and bool((changed != changed.narrow(axis, 0, 1)).any())
         ]
         if len(changing) > 1:
             raise ValueError(f"a dimension of {n} runs over {changing}")
@@ -166,7 +166,7 @@ def _traced(result: Made, argument: Made, dims: tuple[Dim, ...]) -> tuple[Dim, .
 def _coordinates(maps: Tensor, channels: int) -> tuple[Coordinates | None, bool]:
     """The layer of numbers (B, C, H, W), and whether its own are round; None: steps are uneven.
 
-    They are the same for each image; H or W may be 1.
+    Numbers are the same for each image; H or W may be 1.
     """
     _, wide, rows, cols = maps.shape
     start = maps[0, :, 0, 0]
@@ -178,15 +178,15 @@ def _coordinates(maps: Tensor, channels: int) -> tuple[Coordinates | None, bool]
         return None, False
     counted = set(steps.abs().sum(1).tolist()) <= {0.0, 1.0}
     units = ["cells"] if counted else list(OFFSETS)
-    found = [_in_unit(unit, start, steps, (rows, cols)) for unit in units]
-    layers = [Coordinates(channels, wide, *one) for one in found]
-    return next(((one, True) for one in layers if _is_round(one)), (layers[0], False))
+    parts = (_in_unit(unit, start, steps, (rows, cols)) for unit in units)
+    layers = [Coordinates(channels, wide, *part) for part in parts]
+    return next(((layer, True) for layer in layers if _is_round(layer)), (layers[0], False))
 
 
 def _in_unit(
     unit: Any, start: Tensor, steps: Tensor, size: tuple[int, int]
 ) -> tuple[tuple[float, ...], Any, float]:
-    """Numbers of a layer in a unit, and what is added to what it divides by."""
+    """Numbers of a layer in a unit, the unit, and the epsilon of its divisor."""
     start, epsilon = start - OFFSETS[unit] * steps.sum(1), 0.0
     if unit != "cells":
         spans = (torch.tensor(size).double() - int(unit == "ends")).clamp(min=1).expand(steps.shape)

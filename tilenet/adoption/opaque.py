@@ -1,4 +1,4 @@
-"""Take a module as it is, without turning it into layers: for what no list of layers can say.
+"""Take a module as it is, where it cannot be a list of layers.
 
 Nothing is proved, for nothing is claimed: a map by windows is an approximation of the module on the
 whole image, as everywhere in the field.
@@ -26,7 +26,7 @@ def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> A
         module: Takes windows (B, bands, W, W), and gives maps (B, classes, W, W), alone, first, or
             as `out`. It stays as it is. Its batch norms are frozen.
         window_px: Side W of the windows, even.
-        code: What makes it, as in `package:function`.
+        code: Name of the function that makes it, as in `package:function`.
 
     Raises:
         TilenetError: It does not run on such windows, or forward changes its buffers.
@@ -38,7 +38,7 @@ def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> A
     name = type(module).__name__
     trial = OpaqueModule(copied(module), MaskKey())
     before = {n: t.clone() for n, t in trial.named_buffers()}
-    shown = f"{name}, window: {bands} bands, {window_px} × {window_px} px"
+    windows = f"{name}, window: {bands} bands, {window_px} × {window_px} px"
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(0)
@@ -47,14 +47,14 @@ def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> A
             output.sum().backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 size = trial.eval()(window).shape
-    except Exception as error:  # whatever a user's forward may raise
+    except Exception as error:  # a user's forward may raise anything
         raise TilenetError(
-            f"a module must run on windows ({shown}: {type(error).__name__}: "
+            f"a module must run on windows ({windows}: {type(error).__name__}: "
             f"{one_line(str(error))[:200]}); choose the window (crop_px) that it was made for"
         ) from error
     if output.ndim != 4 or size != output.shape or size[2:] != window.shape[2:]:
         raise TilenetError(
-            f"a network gives one cell per pixel ({shown}: it gives {tuple(size)}); enlarge its "
+            f"a network gives one cell per pixel ({windows}: it gives {tuple(size)}); enlarge its "
             "map to the image's size"
         )
     changed = [n for n, t in trial.named_buffers() if not torch.equal(t, before[n])]

@@ -1,7 +1,7 @@
-"""What operators of torch are as layers, one entry each; here those that look around cells.
+"""Operators of torch as layers, one function each; here those that look around cells.
 
-A function takes its operator's first argument, and those that it understands by their names in the
-operator's schema. Any other argument must hold the schema's default (see `export`). It returns
+A function takes its operator's first argument, and others under their names in the operator's
+schema. Any other argument must hold the schema's default (see `export`). It returns
 NotImplemented for calls that may act on cells alone (`cellwise`).
 """
 
@@ -55,7 +55,7 @@ def _conv(
     pads = (0, 0)
     if padding == "same":
         pads = reaches[0] // 2, reaches[1] // 2
-        behind += call.square([one % 2 for one in reaches])
+        behind += call.square([reach % 2 for reach in reaches])
     elif padding != "valid":
         pads = call.pair(padding)
     if 2 * pads[0] - reaches[0] != 2 * pads[1] - reaches[1]:
@@ -64,19 +64,19 @@ def _conv(
         )
     if edge != "zeros" and (any(pads) or 2 * before > min(reaches)):
         raise call.refused("more cells than a kernel reaches over are padded", values=f" {edge}")
-    if edge == "zeros" and any(one + before > r for one, r in zip(pads, reaches, strict=True)):
+    if edge == "zeros" and any(pad + before > r for pad, r in zip(pads, reaches, strict=True)):
         # No row of a layer may see its border alone, as a sweep goes.
-        above, left = ((one + before, one + behind, 1) for one in pads)
+        above, left = ((pad + before, pad + behind, 1) for pad in pads)
         padded = settled(call, Moved(x.cells if isinstance(x, Moved) else x, above, left))
         return _conv(call, padded, weight, bias, stride, 0, dilation, groups)
-    rows, cols = zip(kernels, dilations, (one + before for one in pads), strict=True)
+    rows, cols = zip(kernels, dilations, (pad + before for pad in pads), strict=True)
     width, dilation, pad = rows
     layer = Conv(
         value.channels, kernel.shape[0], width, call.square(stride), dilation, pad,
         bias is not None, groups, behind - before, () if rows == cols else cols, edge,
         **kernel.computed,
     )  # fmt: skip
-    return call.made(layer, value, weights={**kernel.weights, "bias": bias})
+    return call.add_layer(layer, value, weights={**kernel.weights, "bias": bias})
 
 
 @operator("conv_transpose2d")
@@ -101,7 +101,7 @@ def _transposed(
         bias is not None,
         groups,
     )
-    return call.made(layer, value, weights={"weight": weight, "bias": bias})
+    return call.add_layer(layer, value, weights={"weight": weight, "bias": bias})
 
 
 @operator("batch_norm")
@@ -152,18 +152,18 @@ def _normed(
     parts = parts or {}
     if weight is not None and bias is not None:
         parts, layer = {**parts, "weight": weight, "bias": bias}, replace(layer, affine=True)
-    y = call.made(layer, value, weights=parts)
+    y = call.add_layer(layer, value, weights=parts)
     if (weight is None) == (bias is None):
         return y
     name = "weight" if bias is None else "bias"
-    one = call.weight(weight if bias is None else bias)
+    single = call.weight(weight if bias is None else bias)
     steps = (
-        ("reshape.default", ("value", 1), ("list", *one.shape, 1, 1)),
+        ("reshape.default", ("value", 1), ("list", *single.shape, 1, 1)),
         ("mul.Tensor" if bias is None else "add.Tensor", ("value", 0), ("value", 2)),
     )
-    held = ((name, one.shape, one.trained),)
+    held = ((name, single.shape, single.trained),)
     scale = Cellwise(value.channels, value.channels, weights=held, steps=steps)
-    return call.made(scale, call.map_of(y), weights={name: one})
+    return call.add_layer(scale, call.map_of(y), weights={name: single})
 
 
 @operator("group_norm")
@@ -203,21 +203,21 @@ def _max_pool(
     step = call.square(stride) if stride else width
     extra = 0
     if ceil_mode:
-        # As far as the last window reaches over the map.
+        # The last window reaches this far over the map.
         over = {(width - 2 * both - cells) % step for cells in value.size}
         if len(over) > 1:
             raise call.refused("windows reach further over rows than over columns")
         extra = min(over) if min(over) < width else 0
     layer = Pool(value.channels, value.channels, width, step, both, "max", extra)
-    return call.made(layer, value)
+    return call.add_layer(layer, value)
 
 
 @operator("max_pool2d_with_indices")
 def _max_pool_and_places(
     call: Call, x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool
 ) -> list[Any]:
-    one = replace(call, shape=call.shape[0])  # type: ignore[arg-type]
-    largest = _max_pool(one, x, kernel_size, stride, padding, ceil_mode)
+    pooling = replace(call, shape=call.shape[0])  # type: ignore[arg-type]
+    largest = _max_pool(pooling, x, kernel_size, stride, padding, ceil_mode)
     side_by_side = len({*kernel_size, *(stride or kernel_size)}) == 1 and not any(padding)
     refusal = call.refused("the place of a maximum is taken")
     return [largest, Places(refusal, call.map_of(x), kernel_size[0] if side_by_side else None)]
@@ -231,15 +231,15 @@ def _unpooled(call: Call, x: Any, indices: Places, output_size: Any) -> Cells:
     if not pooled.channels == value.channels or not pooled.size == call.sizes[2:] == size:
         raise call.refused("values are put back to places of windows that overlap, or of others")
     images, wide, *spatial = cells_of(value).dims
-    alone, many = (images, wide, (), *spatial), (images, wide, (width * width,), *spatial)
-    blocks = reshaped(parted(call, pooled, width), many)
+    alone, windows = (images, wide, (), *spatial), (images, wide, (width * width,), *spatial)
+    blocks = reshaped(parted(call, pooled, width), windows)
     first = applied("argmax.default", blocks, blocks, 2, dims=cells_of(value).dims, floats=False)
     place = cells_of(call.map_of(applied(CONVERT, first, first, floats=True)))
     numbers = numbers_of(torch.arange(float(width * width)).view(-1, 1, 1), (1, 1, 1))
     there = applied("eq.Tensor", blocks, reshaped(place, alone), numbers)
     spread = to_map(applied("mul.Tensor", blocks, reshaped(cells_of(value), alone), there))
     layer = Upsample(spread.shape[1], value.channels, width, "shuffle")
-    return call.made(layer, call.map_of(spread))
+    return call.add_layer(layer, call.map_of(spread))
 
 
 @operator("avg_pool2d")
@@ -254,7 +254,7 @@ def _avg_pool(
 ) -> Cells:
     value = call.map_of(x)
     if value.size == tuple(kernel_size) and not any(padding):  # all of it, whatever its size
-        return call.made(GlobalPool(value.channels, value.channels, 1), value)
+        return call.add_layer(GlobalPool(value.channels, value.channels, 1), value)
     width, both = call.square(kernel_size), call.square(padding)
     step = call.square(stride) if stride else width
     if ceil_mode and any((cells + 2 * both - width) % step for cells in value.size):
@@ -263,7 +263,7 @@ def _avg_pool(
     layer = Pool(
         value.channels, value.channels, width, step, both, "average", counts_padding=counts
     )
-    return call.made(layer, value)
+    return call.add_layer(layer, value)
 
 
 @operator("adaptive_avg_pool2d")
@@ -271,7 +271,9 @@ def _adaptive_pool(call: Call, x: Any, output_size: Any) -> Cells:
     value = call.map_of(x)
     if value.size == call.sizes[2:]:
         return cells_of(value)
-    return call.made(GlobalPool(value.channels, value.channels, call.square(output_size)), value)
+    return call.add_layer(
+        GlobalPool(value.channels, value.channels, call.square(output_size)), value
+    )
 
 
 @operator("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d")
@@ -301,7 +303,7 @@ def _upsample(
     if factor == 1:
         return cells_of(value)
     layer = Upsample(value.channels, value.channels, int(factor), mode, align_corners)
-    return call.made(layer, value)
+    return call.add_layer(layer, value)
 
 
 def _expanded(call: Call, value: Value, mode: Any, *, corners: bool = False) -> Cells:
@@ -324,13 +326,13 @@ def _reduced(call: Call, value: Value, mode: str, *, corners: bool) -> Cells:
         return middles(call, value, step)
     kernel = 1 if mode == "nearest" else step
     way: Any = "corners" if corners else "average"
-    return call.made(Pool(value.channels, value.channels, kernel, step, mode=way), value)
+    return call.add_layer(Pool(value.channels, value.channels, kernel, step, mode=way), value)
 
 
 @operator("pixel_shuffle")
 def _shuffled(call: Call, x: Any, upscale_factor: int) -> Cells:
     value = call.map_of(x)
-    return call.made(Upsample(value.channels, call.sizes[1], upscale_factor, "shuffle"), value)
+    return call.add_layer(Upsample(value.channels, call.sizes[1], upscale_factor, "shuffle"), value)
 
 
 @operator("expand", "expand_as")
@@ -349,13 +351,13 @@ def _like(call: Call, value: Value, size: tuple[int, int]) -> Value:
     """A map of a size, of those that a value is made of if there is one: it is computed anyway."""
     waiting = [value]
     while waiting:
-        one = waiting.pop(0)
-        if one.size == size and not one.whole:
-            return one
-        waiting += one.inputs
-    for one in reversed(call.maps):
-        if one.size == size and not one.whole:
-            return one
+        candidate = waiting.pop(0)
+        if candidate.size == size and not candidate.whole:
+            return candidate
+        waiting += candidate.inputs
+    for candidate in reversed(call.maps):
+        if candidate.size == size and not candidate.whole:
+            return candidate
     raise call.refused("an average of the image is enlarged to a size that no map has")
 
 
@@ -368,20 +370,20 @@ def _rectified(
     value = call.map_of(x)
     function: Any = "relu6" if call.operator == "hardtanh" else call.operator
     slope = float(negative_slope)
-    return call.made(Activation(value.channels, value.channels, slope, function), value)
+    return call.add_layer(Activation(value.channels, value.channels, slope, function), value)
 
 
 @operator("cat")
 def _cat(call: Call, tensors: list[Any], dim: int) -> Any:
-    parts = [one for one in tensors if not (isinstance(one, Cells) and 0 in one.shape)]
-    maps = [call.cells(one) for one in parts]
-    alike = all(one.is_map for one in maps) and len({one.size for one in maps}) == 1
+    parts = [part for part in tensors if not (isinstance(part, Cells) and 0 in part.shape)]
+    maps = [call.cells(part) for part in parts]
+    alike = all(x.is_map for x in maps) and len({x.size for x in maps}) == 1
     if dim not in (1, -3) or not alike:
         return NotImplemented
-    values = [call.map_of(one) for one in maps]
+    values = [call.map_of(x) for x in maps]
     if len(values) == 1:
         return maps[0]
-    return call.made(Join(0, sum(one.channels for one in values)), *values)
+    return call.add_layer(Join(0, sum(value.channels for value in values)), *values)
 
 
 @operator("sum")
@@ -395,13 +397,13 @@ def _sum(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False
 
 def _joined(call: Call, how: Any, maps: list[Any]) -> Any:
     """Maps that are added or multiplied; a map of one channel, or of one cell, counts for all."""
-    cells = [one for one in maps if isinstance(one, Cells) and one.is_map]
-    channels = {one.shape[1] for one in cells}
-    alike = len({one.size for one in cells} - {None}) < 2 and len(channels - {1}) < 2
+    cells = [x for x in maps if isinstance(x, Cells) and x.is_map]
+    channels = {x.shape[1] for x in cells}
+    alike = len({x.size for x in cells} - {None}) < 2 and len(channels - {1}) < 2
     if len(cells) < len(maps) or not alike:
         return NotImplemented
-    values = [call.map_of(one) for one in cells]
-    return call.made(Join(0, max(channels), how=how), *values)
+    values = [call.map_of(x) for x in cells]
+    return call.add_layer(Join(0, max(channels), how=how), *values)
 
 
 @operator("add", "sub")

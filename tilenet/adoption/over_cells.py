@@ -24,16 +24,16 @@ def _mean(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = Fals
 def over_cells(call: Call, cells: Cells, dim: list[int], *, keep: bool, takes: Any = "mean") -> Any:
     """A mean, a sum or a maximum over all rows and columns, in whatever dimensions they are."""
     places = {place % len(cells.dims) for place in dim}
-    letters = sorted(one for n in places for one in cells.dims[n] if isinstance(one, str))
+    letters = sorted(atom for n in places for atom in cells.dims[n] if isinstance(atom, str))
     if not letters:
         return NotImplemented
-    if letters != ["H", "W"] or any(isinstance(one, int) for n in places for one in cells.dims[n]):
+    if letters != ["H", "W"] or any(isinstance(a, int) for n in places for a in cells.dims[n]):
         raise call.refused(f"a {takes} is taken over other dimensions than rows and columns")
     value = call.map_of(to_map(cells))
     layer = GlobalPool(value.channels, value.channels, 1, takes)
     pooled = Value(value.channels, (1, 1), True, layer, (value,))
     dims = [
-        () if n in places else one for n, one in enumerate(cells.dims) if keep or n not in places
+        () if n in places else part for n, part in enumerate(cells.dims) if keep or n not in places
     ]
     return from_map(cells_of(call.entered(pooled)), dims)
 

@@ -11,14 +11,14 @@ from torch import nn
 
 from tilenet.errors import TilenetError, one_line
 
-__all__ = ["check_name", "made"]
+__all__ = ["build_module", "check_name"]
 
 
 def check_name(network: str) -> None:
-    """Refuse what names no function or class of a package.
+    """Refuse a name that is not one of a function or a class of a package.
 
     Raises:
-        TilenetError: With the form.
+        TilenetError: Names the form.
     """
     package, sign, name = network.partition(":")
     if not (sign and all(part.isidentifier() for part in [*package.split("."), *name.split(".")])):
@@ -28,16 +28,16 @@ def check_name(network: str) -> None:
         )
 
 
-def made(network: str, options: Mapping[str, Any], seed: int = 0) -> nn.Module:
-    """The module that a function or class makes, looked for in the working directory too.
+def build_module(network: str, options: Mapping[str, Any], seed: int = 0) -> nn.Module:
+    """Call a function or a class that makes a module; it may lie in the working directory.
 
     Args:
-        network: As in `package:function` or `package:Class`.
-        options: What it is called with.
-        seed: Of torch's random numbers while it is called.
+        network: Name of it, as in `package:function` or `package:Class`.
+        options: Keyword arguments of the call.
+        seed: Seed of torch's random numbers during the call.
 
     Raises:
-        TilenetError: There is none, it raises, or it makes no module.
+        TilenetError: It cannot be imported, it raises, or its result is not a module.
     """
     check_name(network)
     package, _, name = network.partition(":")
@@ -52,7 +52,7 @@ def made(network: str, options: Mapping[str, Any], seed: int = 0) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = maker(**options)
-    except (Exception, SystemExit) as error:  # whatever somebody's code may raise
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         raise TilenetError(
             f"a network is made by calling a function or a class ({network}: "
             f"{type(error).__name__}: {one_line(str(error))}); try it in Python first"
@@ -62,6 +62,6 @@ def made(network: str, options: Mapping[str, Any], seed: int = 0) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise TilenetError(
             f"a network is a torch.nn.Module ({network} gives {type(module).__name__}); name "
-            "what makes one"
+            "a function or a class that makes one"
         )
     return module

@@ -1,4 +1,4 @@
-"""What a module holds: its weights and buffers, their names, and a copy to run."""
+"""A module's weights and buffers, their names, and a copy of it to run."""
 
 import copy
 
@@ -19,7 +19,7 @@ def copied(module: nn.Module) -> nn.Module:
         )
     try:
         mine = copy.deepcopy(module).cpu().float()
-    except Exception as error:  # whatever hooks and tensors a user module may hold
+    except Exception as error:  # a user module may hold any hooks and tensors
         raise TilenetError(
             f"a network can be copied ({type(module).__name__}: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}); use one without what cannot, such as "
@@ -32,15 +32,15 @@ def copied(module: nn.Module) -> nn.Module:
 def trained_names(module: nn.Module) -> set[str]:
     """All names of weights that are trained."""
     named = module.named_parameters(remove_duplicate=False)
-    return {name for name, one in named if one.requires_grad}
+    return {name for name, parameter in named if parameter.requires_grad}
 
 
 def twins(module: nn.Module) -> dict[str, str]:
     """Names that the state holds besides the first one of the same tensor."""
     first: dict[int, str] = {}
     twins = {}
-    for name, one in module.state_dict(keep_vars=True).items():
-        own = first.setdefault(id(one), name)
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        own = first.setdefault(id(tensor), name)
         if own != name:
             twins[name] = own
     return twins
@@ -48,7 +48,7 @@ def twins(module: nn.Module) -> dict[str, str]:
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     """A copy of a module's weights and buffers, on the CPU."""
-    state = {name: one for name, one in module.state_dict().items() if isinstance(one, Tensor)}
+    state = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
     # Cloned: weights of a module may share memory, which files of safetensors do not hold.
     return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
 

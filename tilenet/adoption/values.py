@@ -15,16 +15,16 @@ __all__ = ["Linear", "Value", "linearise", "maps_before", "name_of"]
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A map of the graph, and what computes it.
+    """A map of the graph, and the layer that computes it.
 
     Attributes:
-        channels: Its channels.
-        size: Height and width for the input at which the graph was recorded.
+        channels: Number of channels.
+        size: Height and width in the recorded graph.
         whole: Whether it is a whole map (see `geometry.layers`).
-        layer: The layer that computes it, without names of kept maps; None: it is the input.
+        layer: The layer that computes it, without names of stashed maps; None: it is the input.
         inputs: The maps that the layer takes.
-        weights: Names that the layer's weights have in the module, by their names in the layer.
-        like: Of an `Expand`: a map of the size that it enlarges to.
+        weights: Names of the layer's weights in the module, by their names in the layer.
+        like: Map of the size to which an `Expand` enlarges.
     """
 
     channels: int
@@ -41,8 +41,8 @@ class Linear:
     """A network as a list.
 
     Attributes:
-        layers: In the order in which they run.
-        names: For each weight and buffer of the list's network its name in the module.
+        layers: The layers in the order in which they run.
+        names: Name in the module of each weight and buffer of the list's network.
     """
 
     layers: tuple[Layer, ...]
@@ -71,18 +71,18 @@ def linearise(output: Value) -> Linear:
 
     for value in order[1:]:
         assert value.layer is not None
-        place = next((i for i, one in enumerate(value.inputs) if one is at_hand), 0)
+        place = next((i for i, x in enumerate(value.inputs) if x is at_hand), 0)
         first, before = value.inputs[place], []
         if first is not at_hand:
             name = name_of(_Use(first))
             before.append(Join(at_hand.channels, first.channels, (name,), "take"))
         layer = value.layer
         if isinstance(layer, Join | Cellwise):
-            others = [one for i, one in enumerate(value.inputs) if i != place]
-            kept = tuple(name_of(_Use(one)) for one in others)
-            layer = replace(layer, in_channels=first.channels, kept=kept, place=place)
+            stashed = [x for i, x in enumerate(value.inputs) if i != place]
+            names = tuple(name_of(_Use(x)) for x in stashed)
+            layer = replace(layer, in_channels=first.channels, kept=names, place=place)
             if isinstance(layer, Cellwise):
-                layer = replace(layer, channels=tuple(one.channels for one in others))
+                layer = replace(layer, channels=tuple(x.channels for x in stashed))
         elif isinstance(layer, Expand):
             assert value.like is not None
             layer = replace(layer, name=name_of(_Use(value.like, sizes=True)))
@@ -98,8 +98,8 @@ def _listed(
 ) -> Linear:
     layers: list[Layer] = []
     names: dict[str, str] = {}
-    for value, made in [(image, []), *steps]:
-        layers += made
+    for value, added in [(image, []), *steps]:
+        layers += added
         names |= {
             name_of(len(layers) - 1, layers[-1], own): name for own, name in value.weights.items()
         }
@@ -111,24 +111,24 @@ def _listed(
 def name_of(number: int, layer: Layer, weight: str) -> str:
     """Name of a layer's weight in the network.
 
-    Where a cellwise layer takes kept maps, torchgpipe's wrapper has it as a part.
+    Where a cellwise layer takes stashed maps, it is a part of torchgpipe's wrapper.
     """
     part = "module." if isinstance(layer, Cellwise) and layer.kept else ""
     return f"{number}.{part}{weight}"
 
 
 def maps_before(output: Value) -> list[Value]:
-    """The map and all that it needs, each behind what it is computed of; the input first."""
-    found: dict[int, Value] = {}
+    """The map and all that lead to it, each after those that it is computed of."""
+    order: dict[int, Value] = {}
     waiting = [(output, False)]
     while waiting:
         value, ready = waiting.pop()
-        if id(value) in found:
+        if id(value) in order:
             continue
         if ready:
-            found[id(value)] = value
+            order[id(value)] = value
             continue
         waiting.append((value, True))
         needed = value.inputs if value.like is None else (value.like, *value.inputs)
-        waiting += [(one, False) for one in reversed(needed)]
-    return list(found.values())
+        waiting += [(x, False) for x in reversed(needed)]
+    return list(order.values())

@@ -25,11 +25,11 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Fit:
-    """A part of a file's names, the part of the module that they belong to, and the places.
+    """A beginning of names in a file, the one in the module that it stands for, and the places.
 
     Attributes:
-        source: Words that the names in the file begin with, and those in the module do not.
-        target: Words that the names in the module begin with instead.
+        source: First words of the names in the file that those in the module lack.
+        target: First words of the names in the module in place of these.
         places: Name in the module for each name in the file; shapes are equal.
     """
 
@@ -48,8 +48,8 @@ def fill_in(module: nn.Module, path: Path) -> str:
         A sentence on what was filled in.
 
     Raises:
-        TilenetError: The file cannot be read, a shape differs, less than half of the file's
-            weights have a place in the module, or they have two.
+        TilenetError: The file cannot be read, a shape differs, or less than half of the file's
+            weights have a place in the module, or two places.
     """
     tensors = _read(path)
     state = {
@@ -70,8 +70,8 @@ def fill_in(module: nn.Module, path: Path) -> str:
     return (
         f"{path}: {len(fit.places)} of {len(tensors)} tensors are filled in"
         + (f" ({fit})" if fit.source or fit.target else "")
-        + (f"; {len(left)} of the file have no place ({_some(left)})" if left else "")
-        + (f"; {len(stay)} of the network stay as made ({_some(stay)})" if stay else "")
+        + (f"; {len(left)} of the file have no place ({_first(left)})" if left else "")
+        + (f"; {len(stay)} of the network stay as made ({_first(stay)})" if stay else "")
     )
 
 
@@ -88,8 +88,8 @@ def _best_fit(tensors: dict[str, Tensor], state: dict[str, Tensor], path: Path) 
         if 2 * len(likely.places) < len(tensors) or not likely.places:
             raise TilenetError(
                 f"weights belong to the network ({path} holds {len(tensors)}, such as "
-                f"{_some(tensors)}, of which {len(likely.places)} have a place; the network has "
-                f"{_some(state)} and so on); name weights of the same network, or of a part of it"
+                f"{_first(tensors)}, of which {len(likely.places)} have a place; the network has "
+                f"{_first(state)} and so on); name weights of the same network, or of a part of it"
             )
         best = likely
     named = {words: name for name, words in _words(state).items()}
@@ -143,11 +143,11 @@ def _fits(tensors: dict[str, Tensor], state: dict[str, Tensor], *, shaped: bool)
         ends[end(words, state[place])].append((words, place))
     places: dict[tuple[Words, Words], dict[str, str]] = defaultdict(dict)
     for name, words in _words(tensors).items():
-        for others, place in ends[end(words, tensors[name])]:
-            pairs = zip(reversed(words), reversed(others), strict=False)
+        for target, place in ends[end(words, tensors[name])]:
+            pairs = zip(reversed(words), reversed(target), strict=False)
             alike = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-            alike = min(len(words), len(others)) if alike is None else alike
-            places[words[:-alike], others[:-alike]][name] = place
+            alike = min(len(words), len(target)) if alike is None else alike
+            places[words[:-alike], target[:-alike]][name] = place
     fits = [Fit(source, target, each) for (source, target), each in places.items()]
     return sorted(fits, key=lambda fit: (-len(fit.places), len(fit.source), len(fit.target)))
 
@@ -191,7 +191,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         ) from error
     tensors = _within(content)
     if not tensors:
-        held = f" of {_some(map(str, content))}" if isinstance(content, Mapping) else ""
+        held = f" of {_first(map(str, content))}" if isinstance(content, Mapping) else ""
         raise TilenetError(
             f"a file of weights holds tensors by their names ({path}: {type(content).__name__}"
             f"{held}); save module.state_dict()"
@@ -213,6 +213,6 @@ def _within(content: Any, depth: int = 3) -> dict[str, Tensor]:
     }
 
 
-def _some(names: Iterable[str]) -> str:
+def _first(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join([*names[:MOST_NAMED], *["…"] * (len(names) > MOST_NAMED)]) or "none"

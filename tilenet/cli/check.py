@@ -1,4 +1,4 @@
-"""`tilenet check`: whether somebody's network can be cut into tiles, and what its halo is.
+"""`tilenet check`: whether a user module can be cut into tiles, and what its halo is.
 
 With `--save` it becomes a checkpoint, of which maps are made.
 """
@@ -33,24 +33,24 @@ from tilenet.training.proof.alone import TilesProof, prove_over_tiles
 __all__ = ["main"]
 
 MODES: tuple[HaloMode, ...] = ("overlap", "exchange")
-IMAGE = 10_000, 10_000  # of which the memory is said, unless the command says more
+IMAGE = 10_000, 10_000  # rows and columns, where the command names none
 
 
 @command("check")
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    given = _parser().parse_args(arguments)
-    if given.ranks is None and (given.halo_mode or given.image):
+    options = _parser().parse_args(arguments)
+    if options.ranks is None and (options.halo_mode or options.image):
         raise UsageError("memory is that of a rank (--halo-mode, --image); give --ranks")
-    module, adopted = adopt_named(given)
-    proofs = _proofs(module, adopted, given.batch_norm or "frozen") if given.prove else []
-    if given.save is not None:
-        _save(adopted, given)
-    memory = {} if given.ranks is None else _memory(adopted, given)
+    module, adopted = adopt_named(options)
+    proofs = _proofs(module, adopted, options.batch_norm or "frozen") if options.prove else []
+    if options.save is not None:
+        _save(adopted, options)
+    memory = {} if options.ranks is None else _memory(adopted, options)
     facts = facts_of(adopted)
-    if given.json:
-        over = {one.tiles: {each.what: each.apart for each in one.differences} for one in proofs}
-        sizes = {mode: asdict(one) | {"total": one.total} for mode, one in memory.items()}
+    if options.json:
+        over = {proof.tiles: {d.what: d.apart for d in proof.differences} for proof in proofs}
+        sizes = {mode: asdict(held) | {"total": held.total} for mode, held in memory.items()}
         print(json.dumps(facts | {"over": over} | ({"memory": sizes} if memory else {})))
     else:
         print("\n".join([_table(facts), *map(_line, proofs), *map(_memory_line, memory.items())]))
@@ -65,12 +65,12 @@ def _proofs(module: nn.Module, adopted: Adopted, batch_norm: str) -> list[TilesP
 
 
 def _line(proof: TilesProof) -> str:
-    found = ", ".join(f"{one.what} {one.apart:.0e}" for one in proof.differences)
-    said = "; ".join(filter(None, [found, proof.note]))
-    return f"over {proof.tiles:<17} {'exact' if found else 'not compared'}: {said}"
+    differences = ", ".join(f"{d.what} {d.apart:.0e}" for d in proof.differences)
+    said = "; ".join(filter(None, [differences, proof.note]))
+    return f"over {proof.tiles:<17} {'exact' if differences else 'not compared'}: {said}"
 
 
-def _memory(adopted: Adopted, given: Namespace) -> dict[str, PartitionBytes]:
+def _memory(adopted: Adopted, options: Namespace) -> dict[str, PartitionBytes]:
     """What a rank of a training step holds, by the way in which tiles get their context.
 
     Each rank has one tile of an image, in float32, under adamw.
@@ -78,11 +78,11 @@ def _memory(adopted: Adopted, given: Namespace) -> dict[str, PartitionBytes]:
     Raises:
         TilenetError: There are more ranks than tiles, or a map is too large for a device.
     """
-    layers, context, found = adopted.layers, adopted.context, {}
-    if given.ranks < 1:
-        raise UsageError(f"there is at least one rank (--ranks: {given.ranks})")
-    mesh, (rows, columns) = choose_mesh(given.ranks, 1), given.image or IMAGE
-    for mode in MODES if given.halo_mode is None else [given.halo_mode]:
+    layers, context, by_mode = adopted.layers, adopted.context, {}
+    if options.ranks < 1:
+        raise UsageError(f"there is at least one rank (--ranks: {options.ranks})")
+    mesh, (rows, columns) = choose_mesh(options.ranks, 1), options.image or IMAGE
+    for mode in MODES if options.halo_mode is None else [options.halo_mode]:
         exchanged = mode == "exchange"
         rule = (
             HaloRule(0, context.alignment_px, exchanged=True)
@@ -97,12 +97,12 @@ def _memory(adopted: Adopted, given: Namespace) -> dict[str, PartitionBytes]:
         height, width = (max(s.own if exchanged else s.read for s in spans) for spans in sides)
         check_map_sizes(layers, height, width)
         costs = layer_bytes(layers, height, width, halo_mode=mode)
-        (found[mode],) = partition_bytes(costs, (len(layers),), 1, "never")
-    return found
+        (by_mode[mode],) = partition_bytes(costs, (len(layers),), 1, "never")
+    return by_mode
 
 
-def _memory_line(one: tuple[str, PartitionBytes]) -> str:
-    mode, held = one
+def _memory_line(item: tuple[str, PartitionBytes]) -> str:
+    mode, held = item
     fixed = held.parameters + held.gradients, held.optimizer
     weights, optimizer = map(in_gib, fixed)
     maps = in_gib(held.total - sum(fixed))
@@ -112,16 +112,16 @@ def _memory_line(one: tuple[str, PartitionBytes]) -> str:
     )
 
 
-def _save(adopted: Adopted, given: Namespace) -> None:
+def _save(adopted: Adopted, options: Namespace) -> None:
     """Write a checkpoint of the network, as of a run that made no step.
 
     Raises:
         TilenetError: The folder holds a run, or cannot be written; names or statistics are other
             than the network's channels.
     """
-    folder, bands = Path(given.save), tuple(range(1, adopted.bands + 1))
-    statistics = given.mean, given.std
-    record = module_record(adopted, adopted.name, bands, given.classes, statistics)
+    folder, bands = Path(options.save), tuple(range(1, adopted.bands + 1))
+    statistics = options.mean, options.std
+    record = module_record(adopted, adopted.name, bands, options.classes, statistics)
     if os.path.lexists(folder / "last"):
         raise TilenetError(f"a run is not overwritten ({folder} holds one); name another folder")
     weights = adopted.module_state(adopted.network().state_dict())
@@ -164,8 +164,8 @@ def _parser() -> Arguments:
         action="store_false",
         help="do not compare tiles of a small random image with the whole one",
     )
-    parser.add_argument("--ranks", type=int, metavar="N", help="say the memory of one of so many")
-    parser.add_argument("--halo-mode", choices=MODES, help="of tiles or shares (default: of both)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="say the memory of each of N ranks")
+    parser.add_argument("--halo-mode", choices=MODES, help="of that memory (default: both)")
     parser.add_argument(
         "--image", type=pair, metavar="N|ROWSxCOLUMNS", help="pixels that they share (10000x10000)"
     )

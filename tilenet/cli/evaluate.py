@@ -35,9 +35,9 @@ def main(arguments: list[str]) -> None:
         help="end, with stacks, when a block of pixels takes four times as long; 0: never",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = parser.parse_args(with_values(arguments))
-    vectors = vectors_of(given)
-    with Watchdog(given.hang_seconds, "tilenet evaluate") as dog:
-        keys = {"ignore_index": given.ignore_index, "vectors": vectors, "window": given.window}
-        found = evaluate(given.map, given.labels, **keys, watchdog=dog)
-    print(json.dumps(vars(found)) if given.json else found)
+    options = parser.parse_args(with_values(arguments))
+    vectors = vectors_of(options)
+    with Watchdog(options.hang_seconds, "tilenet evaluate") as dog:
+        keys = {"ignore_index": options.ignore_index, "vectors": vectors, "window": options.window}
+        scores = evaluate(options.map, options.labels, **keys, watchdog=dog)
+    print(json.dumps(vars(scores)) if options.json else scores)

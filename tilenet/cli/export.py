@@ -12,12 +12,12 @@ __all__ = ["main"]
 @command("export")
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    given = vars(_parser().parse_args(arguments))
-    code, options = given.pop("code"), given.pop("options")
-    if code is None and options is not None:
+    options = vars(_parser().parse_args(arguments))
+    code, module_options = options.pop("code"), options.pop("options")
+    if code is None and module_options is not None:
         raise UsageError("--options goes with --network; name the module, or leave it out")
-    module = None if code is None else module_named(code, options, None)
-    for sentence in export_network(Export(**given, module=module)):
+    module = None if code is None else module_named(code, module_options, None)
+    for sentence in export_network(Export(**options, module=module)):
         say(f"tilenet: {sentence}")
 
 

@@ -39,15 +39,15 @@ def calculate(
     options: UNetOptions,
     paper_levels: int,
     image: tuple[int, int] | None = None,
-    asked: Cut | None = None,
+    tiles: Cut | None = None,
     halo: int | str = "exact",
 ) -> Answer:
     """Halo, context and tiles of a U-Net.
 
     Args:
-        paper_levels: What the paper's formula calls levels.
+        paper_levels: Levels as the paper's formula counts them.
         image: Height and width.
-        asked: The tiles; None: one.
+        tiles: How the image is cut; None: one tile.
 
     Raises:
         TilenetError: A rule is broken; the sentence names the nearest legal value.
@@ -72,7 +72,7 @@ def calculate(
         "num_parameters": sum(layer.num_parameters for layer in layers),
         "norm_context": norm_context(layers),
     }
-    return with_tiles(values, _notes(options, values), layers, epsilon, image, asked, halo)
+    return with_tiles(values, _notes(options, values), layers, epsilon, image, tiles, halo)
 
 
 def with_tiles(
@@ -81,7 +81,7 @@ def with_tiles(
     layers: tuple[Layer, ...],
     epsilon: int,
     image: tuple[int, int] | None,
-    asked: Cut | None,
+    tiles: Cut | None,
     halo: int | str,
 ) -> Answer:
     """The answer with an image's tiles in it, where there is one.
@@ -94,7 +94,7 @@ def with_tiles(
     """
     rule = halo_rule(halo, context_of(layers), layers, epsilon)
     if image is not None:
-        tiling = cut(*image, asked or Cut(), rule)
+        tiling = cut(*image, tiles or Cut(), rule)
         values = values | _tiles(tiling)
         if not rule.exact:
             notes.append(f"With {rule.halo_px} px tiles depend on where they are cut: approximate.")
@@ -107,7 +107,7 @@ def with_tiles(
 
 
 def _notes(options: UNetOptions, values: dict[str, Any]) -> list[str]:
-    """What to know of the network's halo."""
+    """Sentences on the network's halo."""
     epsilon, formula = values["epsilon_px"], values["context_formula_px"]
     notes = []
     if epsilon != formula:
@@ -188,19 +188,19 @@ def _table(answer: Answer) -> str:
 @command("halo")
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    given = _parser().parse_args(arguments)
-    own = check_own_network(given)
-    image, asked = image_of(given)
+    options = _parser().parse_args(arguments)
+    own = check_own_network(options)
+    image, tiles = image_of(options)
     if own:
-        answer = _calculate_own(given, image, asked)
+        answer = _calculate_own(options, image, tiles)
     else:
-        options, levels = network_of(given)
-        answer = calculate(options, levels, image, asked, given.halo)
-    print(json.dumps(answer.values) if given.json else _table(answer))
+        unet, levels = network_of(options)
+        answer = calculate(unet, levels, image, tiles, options.halo)
+    print(json.dumps(answer.values) if options.json else _table(answer))
 
 
-def _calculate_own(given: Namespace, image: tuple[int, int] | None, asked: Cut | None) -> Answer:
-    """Halo, context and tiles of somebody's network.
+def _calculate_own(options: Namespace, image: tuple[int, int] | None, tiles: Cut | None) -> Answer:
+    """Halo, context and tiles of a user module.
 
     Raises:
         TilenetError: It cannot be made or cut into tiles, or a rule is broken.
@@ -208,9 +208,9 @@ def _calculate_own(given: Namespace, image: tuple[int, int] | None, asked: Cut |
     # Not above: of U-Nets this command answers before torch is loaded.
     from tilenet.cli.own_network import WHOLE_IMAGE, adopt_named, facts_of
 
-    _, adopted = adopt_named(given)
+    _, adopted = adopt_named(options)
     notes = [WHOLE_IMAGE] if adopted.looks_at_all else []
-    return with_tiles(facts_of(adopted), notes, adopted.layers, 0, image, asked, given.halo)
+    return with_tiles(facts_of(adopted), notes, adopted.layers, 0, image, tiles, options.halo)
 
 
 def _parser() -> Arguments:

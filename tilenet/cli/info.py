@@ -9,8 +9,8 @@ from typing import Any
 from tilenet.cli.data_options import band_names, nodata_value
 from tilenet.cli.label_options import add_labels, vectors_of
 from tilenet.cli.options import Arguments
-from tilenet.data.inspect import Asked, describe
-from tilenet.data.labels.vector_keys import is_whole, shown_value
+from tilenet.data.inspect import InfoRequest, describe
+from tilenet.data.labels.vector_keys import is_whole, quoted
 from tilenet.errors import UsageError, printable
 from tilenet.parallel.ranks.comm import launched, run_as_rank, world
 from tilenet.training.config.read import yaml_text
@@ -23,46 +23,46 @@ MOST_LETTERS = 80  # of a value of a field
 Row = tuple[str, str]  # a name, empty below one, and what is said
 
 
-def block_of(found: dict[str, Any]) -> str:
+def block_of(facts: dict[str, Any]) -> str:
     """One image's facts (of `describe`), a block of lines."""
-    rows = _header(found) if "size" in found else []
-    labels = found.get("labels", {})
+    rows = _header(facts) if "size" in facts else []
+    labels = facts.get("labels", {})
     if "kind" in labels:
         rows += _labels(labels)
-    if "pixels" in found:
-        rows += _pixels(found["pixels"])
+    if "pixels" in facts:
+        rows += _pixels(facts["pixels"])
     if "class_pixels" in labels:
         rows += _classes(labels)
-    rows += [("note", note) for note in found.get("notes", [])]
-    lines = [found["path"], *(f"  {name:<8} {text}".rstrip() for name, text in rows)]
+    rows += [("note", note) for note in facts.get("notes", [])]
+    lines = [facts["path"], *(f"  {name:<8} {text}".rstrip() for name, text in rows)]
     return "\n".join(map(printable, lines))  # names of bands, layers and fields come from files
 
 
-def _header(found: dict[str, Any]) -> list[Row]:
-    size = "{:,} × {:,} px (rows × columns)".format(*found["size"])
-    if found["read_size"] != found["size"]:
-        size += ", read as {:,} × {:,}".format(*found["read_size"])
-    rows = [("size", size), ("bands", _bands(found["bands"])), ("grid", _grid(found))]
-    for file in found["resampled"]:
+def _header(facts: dict[str, Any]) -> list[Row]:
+    size = "{:,} × {:,} px (rows × columns)".format(*facts["size"])
+    if facts["read_size"] != facts["size"]:
+        size += ", read as {:,} × {:,}".format(*facts["read_size"])
+    rows = [("size", size), ("bands", _bands(facts["bands"])), ("grid", _grid(facts))]
+    for file in facts["resampled"]:
         size = "{:,} × {:,} px".format(*file["size"])
         rows.append(
             ("", f"{file['path']}: {size}, {file['crs']}, resampled to it ({file['method']})")
         )
-    kind = "strips" if found["block"][1] == found["size"][1] else "tiles"
-    suits = "suit window reads" if found["suits_windows"] else "do not suit window reads"
-    blocks = "{} of {:,} × {:,} px {}".format(kind, *found["block"], suits)
-    return [*rows, ("data", found["data"]), ("blocks", blocks)]
+    kind = "strips" if facts["block"][1] == facts["size"][1] else "tiles"
+    suits = "suit window reads" if facts["suits_windows"] else "do not suit window reads"
+    blocks = "{} of {:,} × {:,} px {}".format(kind, *facts["block"], suits)
+    return [*rows, ("data", facts["data"]), ("blocks", blocks)]
 
 
 def _bands(bands: list[dict[str, Any]]) -> str:
-    """`1 red, 2 green: uint8`; those of one dtype together, those that are not read said."""
+    """`1 red, 2 green: uint8`: grouped by dtype, with a note on those that are not read."""
     groups = []
     for dtype, alike in groupby(bands, lambda band: band["dtype"]):
         texts: list[str] = []
         for (read, named), run in groupby(alike, lambda band: (band["read"], bool(band["name"]))):
-            some = list(run)
-            first, last = some[0]["number"], some[-1]["number"]
-            names = [f"{band['number']} {band['name']}".rstrip() for band in some]
+            bands_of_run = list(run)
+            first, last = bands_of_run[0]["number"], bands_of_run[-1]["number"]
+            names = [f"{band['number']} {band['name']}".rstrip() for band in bands_of_run]
             if not named and last - first >= 4:
                 names = [f"{first}–{last}"]
             texts += [name + " (not read)" * (not read) for name in names]
@@ -70,12 +70,12 @@ def _bands(bands: list[dict[str, Any]]) -> str:
     return ", ".join(groups)
 
 
-def _grid(found: dict[str, Any]) -> str:
-    width, height = found["pixel"]
-    if found["crs"] is None and (width, height) == (1.0, 1.0):
-        return f"{found['lacks'] or 'no CRS and no transform'}: pixels only"
-    pixel = f"{width:.6g} × {height:.6g} {found['unit'] or 'units'}"
-    return f"{found['crs'] or 'no CRS'}, pixels of {pixel} (width × height)"
+def _grid(facts: dict[str, Any]) -> str:
+    width, height = facts["pixel"]
+    if facts["crs"] is None and (width, height) == (1.0, 1.0):
+        return f"{facts['lacks'] or 'no CRS and no transform'}: pixels only"
+    pixel = f"{width:.6g} × {height:.6g} {facts['unit'] or 'units'}"
+    return f"{facts['crs'] or 'no CRS'}, pixels of {pixel} (width × height)"
 
 
 def _labels(labels: dict[str, Any]) -> list[Row]:
@@ -96,18 +96,17 @@ def _labels(labels: dict[str, Any]) -> list[Row]:
 
 def _values(values: dict[str, Any]) -> list[Row]:
     """Values of the field, and the mapping that a run file needs."""
-    number, shown, features = values["distinct"], len(values["counts"]), values["features"]
+    number, num_listed, features = values["distinct"], len(values["counts"]), values["features"]
     counted = (
         f"{number:,} value{'s' * (number != 1)} in {features:,} polygon{'s' * (features != 1)}"
     )
-    if shown < number:
-        counted += f", the {shown} most frequent of them:"
+    if num_listed < number:
+        counted += f", the {num_listed} most frequent of them:"
     classes = values["classes"]
     names = {text: "null" if label is None else str(label) for text, label in classes.items()}
     names |= dict.fromkeys(values["missing"], "not given")
     table = [
-        [f"{count:,}", names[text], _cut(shown_value(text))]
-        for text, count in values["counts"].items()
+        [f"{count:,}", names[text], _cut(quoted(text))] for text, count in values["counts"].items()
     ]
     rows = [("field", f"{values['field']}: {counted}")]
     rows += _table([["polygons", "class", "value"], *table])
@@ -182,37 +181,37 @@ def _info(arguments: list[str]) -> int:
     comm = None if alone else world()
     first = comm is None or comm.rank == 0
     try:
-        given = _parser().parse_args(arguments)
-        labels = given.labels or [None] * len(given.images)
-        if len(labels) != len(given.images):
+        options = _parser().parse_args(arguments)
+        labels = options.labels or [None] * len(options.images)
+        if len(labels) != len(options.images):
             raise UsageError(
-                f"each image needs one label file (images: {len(given.images)}, --labels: "
+                f"each image needs one label file (images: {len(options.images)}, --labels: "
                 f"{len(labels)}); list them in the same order"
             )
-        asked = Asked(
-            bands=given.bands,
-            nodata=given.nodata,
-            resolution=given.resolution,
-            ignore_index=given.ignore_index,
-            vectors=vectors_of(given),
-            pixels=given.pixels,
+        request = InfoRequest(
+            bands=options.bands,
+            nodata=options.nodata,
+            resolution=options.resolution,
+            ignore_index=options.ignore_index,
+            vectors=vectors_of(options),
+            pixels=options.pixels,
         )
     except UsageError as error:
         if first:
             print(f"tilenet info: {error}", file=sys.stderr)
         return 2
     everything = []
-    for path, labels_path in zip(given.images, labels, strict=True):
-        found = describe(path, labels_path, asked, comm)
-        everything.append(found)
-        if first and not given.json:
-            if len(found) > 2:  # more than its path and why it was refused
-                print(block_of(found), end="\n\n", flush=True)
-            if "refused" in found:
-                print(f"tilenet: {found['refused']}", file=sys.stderr, flush=True)
-    if first and given.json:
+    for path, labels_path in zip(options.images, labels, strict=True):
+        facts = describe(path, labels_path, request, comm)
+        everything.append(facts)
+        if first and not options.json:
+            if len(facts) > 2:  # more than its path and why it was refused
+                print(block_of(facts), end="\n\n", flush=True)
+            if "refused" in facts:
+                print(f"tilenet: {facts['refused']}", file=sys.stderr, flush=True)
+    if first and options.json:
         print(json.dumps({"images": _plain(everything)}))
-    return int(any("refused" in found for found in everything))
+    return int(any("refused" in facts for facts in everything))
 
 
 def _parser() -> Arguments:
@@ -258,7 +257,7 @@ def _parser() -> Arguments:
 
 
 def _plain(value: Any) -> Any:
-    """Without numbers that JSON does not know."""
+    """The value without numbers that JSON does not know."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -35,21 +35,21 @@ def add_labels(parser: argparse.ArgumentParser, *, choice: bool = False) -> None
     )
 
 
-def vectors_of(given: argparse.Namespace) -> VectorKeys:
+def vectors_of(options: argparse.Namespace) -> VectorKeys:
     """How polygons are burned.
 
     Raises:
         UsageError: Options contradict each other.
     """
-    classes = given.classes if isinstance(given.classes, dict) else None
-    if classes and given.field is None:
+    classes = options.classes if isinstance(options.classes, dict) else None
+    if classes and options.field is None:
         raise UsageError("--classes maps the values of a field; name it with --field")
     return VectorKeys(
-        field=given.field,
+        field=options.field,
         classes=classes,
-        layer=given.layer,
-        crs=given.label_crs,
-        all_touched=given.all_touched,
+        layer=options.layer,
+        crs=options.label_crs,
+        all_touched=options.all_touched,
     )
 
 

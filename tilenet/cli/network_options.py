@@ -13,8 +13,6 @@ __all__ = [
 ]  # fmt: skip
 
 OF_MODULES = ("options", "batch_norm", "weights")
-
-
 OF_UNETS = (
     *("preset", "levels", "poolings", "convs", "kernel", "padding", "upsampling", "norm"),
     *("norm_scope", "groups", "dropout", "bias", "base", "classes"),
@@ -44,7 +42,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
 
 
 def add_own_network(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name somebody's network instead; see `check_own_network`."""
+    """Add the options that name a user module instead; see `check_own_network`."""
     own = parser.add_argument_group("your own network")
     own.add_argument("--network", metavar="PACKAGE:NAME", help="a function or class that makes it")
     add_making(own)
@@ -63,15 +61,15 @@ def add_making(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def check_own_network(given: argparse.Namespace) -> bool:
-    """Whether somebody's network is named.
+def check_own_network(options: argparse.Namespace) -> bool:
+    """Whether a user module is named.
 
     Raises:
         UsageError: Options of U-Nets are given with it, or its options without it.
     """
-    own = given.network is not None
+    own = options.network is not None
     for name in OF_UNETS if own else OF_MODULES:
-        if getattr(given, name) is not None:
+        if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(
                 f"{option} describes a U-Net; leave it out, or --network"
@@ -96,49 +94,49 @@ def add_tiles(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def network_of(given: argparse.Namespace) -> tuple[UNetOptions, int]:
+def network_of(options: argparse.Namespace) -> tuple[UNetOptions, int]:
     """The network, and what the paper's formula calls its levels.
 
     Raises:
         UsageError: Options contradict each other.
         TilenetError: A rule of networks is broken.
     """
-    ways = [given.preset, given.levels, given.poolings]
+    ways = [options.preset, options.levels, options.poolings]
     if sum(way is not None for way in ways) != 1:
-        own = ", or by --network" if hasattr(given, "network") else ""
+        own = ", or by --network" if hasattr(options, "network") else ""
         raise UsageError(f"a network is given by one of --preset, --levels or --poolings{own}")
-    if given.preset:
-        start, levels = PRESETS[given.preset], PAPER_LEVELS[given.preset]
-        if given.convs is not None:
+    if options.preset:
+        start, levels = PRESETS[options.preset], PAPER_LEVELS[options.preset]
+        if options.convs is not None:
             raise UsageError("--convs belongs to --levels and --poolings; a preset has its own")
     else:
-        levels = given.levels if given.levels is not None else given.poolings + 1
+        levels = options.levels if options.levels is not None else options.poolings + 1
         start = replace(
             UNetOptions(),
             poolings=levels - 1,
-            convolutions=2 if given.convs is None else given.convs,
+            convolutions=2 if options.convs is None else options.convs,
         )
     names = (
         *("kernel", "padding", "upsampling", "norm", "norm_scope", "groups", "dropout", "bias"),
         *("base", "bands", "classes"),
     )
-    values = {name: value for name in names if (value := getattr(given, name)) is not None}
+    values = {name: value for name in names if (value := getattr(options, name)) is not None}
     return replace(start, **values), levels
 
 
-def image_of(given: argparse.Namespace) -> tuple[tuple[int, int] | None, Cut]:
+def image_of(options: argparse.Namespace) -> tuple[tuple[int, int] | None, Cut]:
     """Height and width of the image, and the tiles asked for.
 
     Raises:
         UsageError: Options contradict each other.
     """
-    if given.image is None:
-        if given.grid or given.tile is not None:
+    if options.image is None:
+        if options.grid or options.tile is not None:
             raise UsageError("--grid and --tile need --image")
         return None, Cut()
-    if given.grid and given.tile is not None:
+    if options.grid and options.tile is not None:
         raise UsageError("tiles are given by --grid or by --tile, not both")
-    return given.image, Cut(grid=given.grid, size_px=given.tile)
+    return options.image, Cut(grid=options.grid, size_px=options.tile)
 
 
 def pair(text: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Somebody's network that a command names: made, adopted, and in numbers."""
+"""A user module that a command names: built, adopted, and in numbers."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted, adopt
-from tilenet.adoption.source import check_name, made
+from tilenet.adoption.source import build_module, check_name
 from tilenet.adoption.weights import fill_in
 from tilenet.errors import TilenetError, UsageError
 
@@ -20,7 +20,7 @@ WHOLE_IMAGE = (
     "It takes averages or statistics of the whole image, which no halo covers: they are summed "
     "over ranks."
 )
-BANDS = 3  # of the image, unless the command says more
+BANDS = 3  # of the image, where the command names none
 
 
 def add_code(parser: ArgumentParser) -> _ArgumentGroup:
@@ -36,31 +36,31 @@ def add_code(parser: ArgumentParser) -> _ArgumentGroup:
     return own
 
 
-def adopt_named(given: Namespace) -> tuple[nn.Module, Adopted]:
+def adopt_named(options: Namespace) -> tuple[nn.Module, Adopted]:
     """The module that a command names, and its list of layers.
 
     Raises:
-        UsageError: The name or an option has no such form.
+        UsageError: The name is not package:name, or an option not name=value.
         TilenetError: It cannot be made or cut into tiles, or the weights are of another one.
     """
-    module = module_named(given.network, given.options, given.weights)
-    bands = BANDS if given.bands is None else given.bands
-    return module, adopt(module, bands, given.batch_norm or "frozen")
+    module = module_named(options.network, options.options, options.weights)
+    bands = BANDS if options.bands is None else options.bands
+    return module, adopt(module, bands, options.batch_norm or "frozen")
 
 
 def module_named(network: str, options: list[str] | None, weights: str | None) -> nn.Module:
     """The module that a function or class makes, with weights of a file.
 
     Raises:
-        UsageError: The name or an option has no such form.
+        UsageError: The name is not package:name, or an option not name=value.
         TilenetError: It cannot be made, or the weights are of another one.
     """
-    values = dict(_option(one) for one in options or [])
+    values = dict(_option(option) for option in options or [])
     try:
         check_name(network)
     except TilenetError as error:
         raise UsageError(str(error)) from error
-    module = made(network, values)
+    module = build_module(network, values)
     if weights is not None:
         print(f"tilenet: {fill_in(module, Path(weights))}", file=sys.stderr)
     return module

@@ -37,15 +37,15 @@ __all__ = ["main"]
 @command("plan")
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    given = _parser().parse_args(arguments)
-    question = _question(given, arguments)
+    options = _parser().parse_args(arguments)
+    question = _question(options, arguments)
     search = Search(question)
     plans = answer(search)
-    for path in given.plot or []:
+    for path in options.plot or []:
         _plot(search, plans[0], Path(path))
-    if given.out:
-        write_plan(plans[0], Path(given.out))
-    print(json.dumps(plans[0].to_json()) if given.json else explain(plans))
+    if options.out:
+        write_plan(plans[0], Path(options.out))
+    print(json.dumps(plans[0].to_json()) if options.json else explain(plans))
 
 
 def _plot(search: Search, plan: Plan, path: Path) -> None:
@@ -66,42 +66,42 @@ def _plot(search: Search, plan: Plan, path: Path) -> None:
     plot_timeline(timeline, path, f"One mini-batch: {layout}")
 
 
-def _question(given: Namespace, arguments: Sequence[str]) -> Question:
-    if given.again is not None:
+def _question(options: Namespace, arguments: Sequence[str]) -> Question:
+    if options.again is not None:
         _check_alone(arguments)
-        return question_again(Path(given.again), given.nodes)
-    own = check_own_network(given)
-    image, tiles = image_of(given)
+        return question_again(Path(options.again), options.nodes)
+    own = check_own_network(options)
+    image, tiles = image_of(options)
     if image is None:
         raise UsageError("a plan needs --image")
-    options, epsilon = _own(given) if own else _unet(given)
-    facts = machine(given.machine)
-    if given.devices_per_node is not None:
-        count = _positive("--devices-per-node", given.devices_per_node)
+    network, epsilon = _own(options) if own else _unet(options)
+    facts = machine(options.machine)
+    if options.devices_per_node is not None:
+        count = _positive("--devices-per-node", options.devices_per_node)
         facts = replace(facts, devices_per_node=count)
-    if given.device_gib is not None:
-        memory = int(_positive("--device-gib", given.device_gib) * GIB)
+    if options.device_gib is not None:
+        memory = int(_positive("--device-gib", options.device_gib) * GIB)
         facts = replace(facts, memory_bytes=memory)
-    asked = {part.name for part in fields(Question)}
-    same = {name: value for name, value in vars(given).items() if name in asked}
-    same |= {"options": options, "epsilon_px": epsilon, "image": image, "machine": facts}
+    names = {part.name for part in fields(Question)}
+    same = {name: value for name, value in vars(options).items() if name in names}
+    same |= {"options": network, "epsilon_px": epsilon, "image": image, "machine": facts}
     same |= {"grid": tiles.grid, "tile_px": tiles.size_px}
-    if given.partitions is None and given.balance is not None:
-        same["partitions"] = len(given.balance)
-    if given.profile:
-        same["profile"] = read_profile(Path(given.profile))
+    if options.partitions is None and options.balance is not None:
+        same["partitions"] = len(options.balance)
+    if options.profile:
+        same["profile"] = read_profile(Path(options.profile))
     return Question(**same)
 
 
-def _unet(given: Namespace) -> tuple[UNetOptions, int]:
+def _unet(options: Namespace) -> tuple[UNetOptions, int]:
     """A U-Net of ours, and the paper's halo for it."""
-    options, levels = network_of(given)
-    return options, epsilon_px(levels, options.convolutions, options.kernel)
+    unet, levels = network_of(options)
+    return unet, epsilon_px(levels, unet.convolutions, unet.kernel)
 
 
-def _own(given: Namespace) -> tuple[OwnNetwork, int]:
-    """Somebody's network, for which the paper has no halo."""
-    _, adopted = adopt_named(given)
+def _own(options: Namespace) -> tuple[OwnNetwork, int]:
+    """A user module, for which the paper has no halo."""
+    _, adopted = adopt_named(options)
     return OwnNetwork(adopted.name, adopted.layers, adopted.together), 0
 
 

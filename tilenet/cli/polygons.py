@@ -21,13 +21,13 @@ def main(arguments: list[str]) -> int:
 def _polygons(arguments: list[str]) -> int:
     first = {"-h", "--help"} & set(arguments) or world().rank == 0
     try:
-        given = vars(_parser().parse_args(arguments))
+        options = vars(_parser().parse_args(arguments))
     except UsageError as error:
         if first:
             print(f"tilenet polygons: {error}", file=sys.stderr)
         return 2
-    classes = given.pop("classes")
-    job = PolygonsJob(**given, classes=None if classes is None else tuple(classes))
+    classes = options.pop("classes")
+    job = PolygonsJob(**options, classes=None if classes is None else tuple(classes))
     count = make_polygons(job, world())
     if world().rank == 0:
         say(f"tilenet: {count:,} polygons in {job.out}")

@@ -31,19 +31,19 @@ def main(arguments: list[str]) -> int:
 def _predict(arguments: list[str]) -> int:
     first = {"-h", "--help"} & set(arguments) or world().rank == 0
     try:
-        given = vars(_parser().parse_args(with_values(arguments)))
+        values = vars(_parser().parse_args(with_values(arguments)))
     except UsageError as error:
         if first:
             print(f"tilenet predict: {error}", file=sys.stderr)
         return 2
-    wants_json, plan = given.pop("json"), given.pop("plan")
+    wants_json, plan = values.pop("json"), values.pop("plan")
     names = ("code", "options", "weights", "window_px")
-    given |= _network(given, *(given.pop(name) for name in names))
+    values |= _network(values, *(values.pop(name) for name in names))
     if plan is not None:
         with agreed(world()):
             keys = read_plan(Path(plan)).keys
-        given |= {"partitions": keys["partitions"], "balance": tuple(keys["balance"])}
-    done = predict(Prediction(**given))
+        values |= {"partitions": keys["partitions"], "balance": tuple(keys["balance"])}
+    done = predict(Prediction(**values))
     if done["stopped"]:
         if world().rank == 0:
             print("tilenet: stopped before the map was done: run again to go on", file=sys.stderr)
@@ -54,7 +54,7 @@ def _predict(arguments: list[str]) -> int:
 
 
 def _network(
-    given: dict[str, Any],
+    values: dict[str, Any],
     code: str | None,
     options: list[str] | None,
     weights: str | None,
@@ -64,11 +64,11 @@ def _network(
 
     Collective where code is named.
     """
-    network, comm = given["network"], world()
+    network, comm = values["network"], world()
     named = ":" in network and not Path(network).exists()
     with agreed(comm):
-        others = [code] if named else [weights, window_px, options if code is None else None]
-        if any(one is not None for one in others):
+        clashing = [code] if named else [weights, window_px, options if code is None else None]
+        if any(value is not None for value in clashing):
             raise TilenetError(
                 f"a module is named alone, with --options, --weights and --window-px, or that of a "
                 f"checkpoint by --network and --options (network: {network}, --network: {code}); "
@@ -82,7 +82,7 @@ def _network(
             module = module_named(network if named else str(code), options, weights)
     if not named:
         return {"module": module}
-    image, bands = given["image"], given["bands"]
+    image, bands = values["image"], values["bands"]
     return {"network": given_network(module, image, None, (None, None), bands, window_px, comm)}
 
 
@@ -112,6 +112,12 @@ def _parser() -> Arguments:
         "--scaled",
         action="store_true",
         help="probabilities as bytes: 0 to 250, which GDAL and QGIS show as 0 to 1; 255: no data",
+    )
+    parser.add_argument(
+        "--tta",
+        choices=["flips", "all"],
+        help="test-time augmentation: the mean over the image flipped (4), or turned too (8), of "
+        "probabilities or numbers",
     )
     part = parser.add_mutually_exclusive_group()
     part.add_argument(

@@ -18,7 +18,7 @@ from tilenet.data.labels.field_values import proposed_classes
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.polygons import VectorLabels
 from tilenet.data.labels.raster import Labels
-from tilenet.data.labels.vector_keys import is_whole, shown_value, text_of
+from tilenet.data.labels.vector_keys import is_whole, quoted, text_of
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stack import BandNames, stacked_paths
 from tilenet.data.thumbnail import LabelFile, thumbnail
@@ -41,10 +41,10 @@ class Classes:
     """Classes of labels.
 
     Attributes:
-        labels: Their file; of polygons with classes for all values of the field.
-        names: Names of classes, as far as they have some.
-        numbers: Class by each name that `--classes` may give.
-        background: Class that is not painted unless it is chosen; None: there is none.
+        labels: The file; of polygons with classes for all values of the field.
+        names: Names by class, of the classes that have one.
+        numbers: Classes by the names that `--classes` may give.
+        background: Class that is painted only where `--classes` names it, or None.
     """
 
     labels: LabelFile
@@ -98,10 +98,10 @@ def _chosen(classes: Classes, names: tuple[str, ...]) -> set[int]:
         if text in numbers or (classes.background is not None and is_whole(text)):
             continue
         near = difflib.get_close_matches(text, list(numbers), 1, cutoff=0)
-        there = f"the nearest is {shown_value(near[0])}" if near else "it names none: give numbers"
+        there = f"the nearest is {quoted(near[0])}" if near else "it names none: give numbers"
         raise TilenetError(
             f"classes to paint must be some of the labels' ({classes.labels.path}: no "
-            f"{shown_value(text)}); {there}"
+            f"{quoted(text)}); {there}"
         )
     return {numbers[text] if text in numbers else int(text) for text in names}
 
@@ -147,7 +147,7 @@ def _parser() -> Arguments:
         "--opacity",
         type=float,
         default=OPACITY,
-        help="of the labels, from 0: none are seen to 1: they hide the image (%(default)s)",
+        help="of the labels, from 0: invisible to 1: they hide the image (%(default)s)",
     )
     parser.add_argument("--no-legend", action="store_true", help="draw no legend below")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing picture")
@@ -158,36 +158,36 @@ def _parser() -> Arguments:
 @command("preview")
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     # Where no polygon lies the image is seen as it is.
-    vectors = replace(vectors_of(given), background="ignore")
-    if not 1 <= given.size <= MOST_PX:
-        raise UsageError(f"--size is a number of pixels from 1 to {MOST_PX} ({given.size})")
-    if not 0 <= given.opacity <= 1:
-        raise UsageError(f"--opacity is a number from 0 to 1 ({given.opacity:g})")
-    out, classes, chosen = Path(given.out), None, None
-    _check_target(out, given.image, given.labels, overwrite=given.overwrite)
-    with Raster(given.image, given.bands, None, given.nodata) as image:
-        bands = given.bands or _colour_bands(image)
+    vectors = replace(vectors_of(options), background="ignore")
+    if not 1 <= options.size <= MOST_PX:
+        raise UsageError(f"--size is a number of pixels from 1 to {MOST_PX} ({options.size})")
+    if not 0 <= options.opacity <= 1:
+        raise UsageError(f"--opacity is a number from 0 to 1 ({options.opacity:g})")
+    out, classes, chosen = Path(options.out), None, None
+    _check_target(out, options.image, options.labels, overwrite=options.overwrite)
+    with Raster(options.image, options.bands, None, options.nodata) as image:
+        bands = options.bands or _colour_bands(image)
         window = image.whole
-        if given.window is not None:
-            window = checked_window(given.window, image.size)
-        if given.labels is not None:
-            labels = LabelFile(given.labels, given.ignore_index, vectors)
+        if options.window is not None:
+            window = checked_window(options.window, image.size)
+        if options.labels is not None:
+            labels = LabelFile(options.labels, options.ignore_index, vectors)
             classes = _classes_of(labels, image)
-            if isinstance(given.classes, tuple):
-                chosen = _chosen(classes, given.classes)
-    files = given.image, None if classes is None else classes.labels
-    seen = thumbnail(*files, given.size, bands, given.nodata, window)
-    picture = stretched(seen.pixels, *given.stretch)
+            if isinstance(options.classes, tuple):
+                chosen = _chosen(classes, options.classes)
+    files = options.image, None if classes is None else classes.labels
+    thumb = thumbnail(*files, options.size, bands, options.nodata, window)
+    picture = stretched(thumb.pixels, *options.stretch)
     legend: list[tuple[str, str]] = []
     lines: list[str] = []
-    if classes is not None and seen.labels is not None:
-        legend, lines, painted = _legend(classes, chosen, seen.labels)
-        picture = overlaid(picture, seen.labels, painted, given.opacity)
-    picture = rgba(picture, seen.pixels.valid)
-    write_picture(picture, [] if given.no_legend else legend, out)
-    height, width = seen.pixels.valid.shape
+    if classes is not None and thumb.labels is not None:
+        legend, lines, painted = _legend(classes, chosen, thumb.labels)
+        picture = overlaid(picture, thumb.labels, painted, options.opacity)
+    picture = rgba(picture, thumb.pixels.valid)
+    write_picture(picture, [] if options.no_legend else legend, out)
+    height, width = thumb.pixels.valid.shape
     whole = window.height, window.width
     of = "all pixels" if (height, width) == whole else "of {:,} × {:,}".format(*whole)
     print("\n".join([f"{printable(str(out))}: {height} × {width} px, {of}", *lines]))
@@ -217,7 +217,7 @@ def _legend(
         lines.append(f"  and {len(rows) - MOST_CLASSES:,} more classes")
     if not legend:
         lines.append(
-            "  no labels are seen: class 0 of a raster is painted if --classes names it, "
+            "  no labels are painted: class 0 of a raster is painted if --classes names it, "
             f"{ignore} (--ignore-index) never"
         )
     where = np.isin(labels, [*painted.intersection(numbers.tolist())])

@@ -36,28 +36,28 @@ __all__ = ["main", "profile"]
 @command("profile")
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    given = _parser().parse_args(arguments)
-    measured = profile(given)
+    options = _parser().parse_args(arguments)
+    measured = profile(options)
     text = json.dumps(measured.to_json())
-    if given.out:
-        write_aside(text, Path(given.out), "a profile")
-    print(text if given.json else _table(measured))
+    if options.out:
+        write_aside(text, Path(options.out), "a profile")
+    print(text if options.json else _table(measured))
 
 
-def profile(given: Namespace) -> Profile:
+def profile(options: Namespace) -> Profile:
     """Measure what the arguments ask for.
 
     Raises:
         TilenetError: A rule of networks is broken, or the tile does not fit the device.
     """
-    dtype = parameter_dtype(given.precision)
-    if check_own_network(given):
-        _, adopted = adopt_named(given)
+    dtype = parameter_dtype(options.precision)
+    if check_own_network(options):
+        _, adopted = adopt_named(options)
         layers, network = adopted.layers, adopted.network(dtype)
     else:
-        layers = unet_layers(network_of(given)[0])
+        layers = unet_layers(network_of(options)[0])
         network = build_network(layers, dtype=dtype)
-    height, width = given.tile
+    height, width = options.tile
     context = context_of(layers)
     unit = context.alignment_px
     if not context.valid and (height % unit or width % unit or not height * width):
@@ -67,18 +67,18 @@ def profile(given: Namespace) -> Profile:
             f"{max(unit, round(width / unit) * unit)}"
         )
     check_cells(layers, Window(0, 0, height, width))
-    if given.repeats < 1:
-        raise TilenetError(f"repeats must be at least 1 (repeats: {given.repeats}); 5 is usual")
-    (device,) = choose_devices(given.device, NodePlace(0, 1))
-    if given.precision == "tf32" and not has_tf32(device):
+    if options.repeats < 1:
+        raise TilenetError(f"repeats must be at least 1 (repeats: {options.repeats}); 5 is usual")
+    (device,) = choose_devices(options.device, NodePlace(0, 1))
+    if options.precision == "tf32" and not has_tf32(device):
         raise TilenetError(
             f"tf32 is measured where there is TF32, on CUDA devices of compute capability 8 and "
             f"later (device: {device}); measure float32"
         )
     try:
         image = torch.randn(1, layers[0].in_channels, height, width, dtype=dtype, device=device)
-        with tf32_if_asked(given.precision):
-            seconds = measure_layers(network.train(), image, given.precision, given.repeats)
+        with tf32_if_asked(options.precision):
+            seconds = measure_layers(network.train(), image, options.precision, options.repeats)
     except RuntimeError as error:  # torch's OutOfMemoryError is one, an illegal size another
         raise TilenetError(
             f"the tile must run on the device, one layer at a time (tile: {height} × {width} px on "
@@ -87,12 +87,12 @@ def profile(given: Namespace) -> Profile:
         ) from error
     return Profile(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
-        precision=given.precision,
+        precision=options.precision,
         height=height,
         width=width,
         layers=tuple(
-            ProfiledLayer(layer, one.forward_s, one.backward_s)
-            for layer, one in zip(layers, seconds, strict=True)
+            ProfiledLayer(layer, times.forward_s, times.backward_s)
+            for layer, times in zip(layers, seconds, strict=True)
         ),
     )
 
@@ -102,7 +102,7 @@ def _processor() -> str:
 
 
 def _table(measured: Profile) -> str:
-    kinds = sorted({one.layer.kind for one in measured.layers})
+    kinds = sorted({layer.layer.kind for layer in measured.layers})
     total = sum(layer.forward_s + layer.backward_s for layer in measured.layers)
     lines = [
         f"{measured.height} × {measured.width} px, {measured.precision}, {measured.device}: "
@@ -110,11 +110,11 @@ def _table(measured: Profile) -> str:
         f"{'kind':<12} {'layers':>6} {'forward':>10} {'backward':>10} {'share':>6}",
     ]
     for kind in kinds:
-        some = [one for one in measured.layers if one.layer.kind == kind]
-        forward, backward = sum(x.forward_s for x in some), sum(x.backward_s for x in some)
+        layers = [layer for layer in measured.layers if layer.layer.kind == kind]
+        forward, backward = sum(x.forward_s for x in layers), sum(x.backward_s for x in layers)
         share = (forward + backward) / total
         lines.append(
-            f"{kind:<12} {len(some):>6} {forward:>8.4g} s {backward:>8.4g} s {share:>6.0%}"
+            f"{kind:<12} {len(layers):>6} {forward:>8.4g} s {backward:>8.4g} s {share:>6.0%}"
         )
     return "\n".join(lines)
 

@@ -22,6 +22,6 @@ def main(arguments: list[str]) -> None:
         "--map", metavar="MAP", help="class map of one of its images: places with most errors"
     )
     parser.add_argument("-o", "--out", metavar="FILE", help="default: report.html in the folder")
-    given = parser.parse_args(arguments)
-    out = None if given.out is None else Path(given.out)
-    print(printable(str(write_report(Path(given.run), out, given.map))))
+    options = parser.parse_args(arguments)
+    out = None if options.out is None else Path(options.out)
+    print(printable(str(write_report(Path(options.run), out, options.map))))

@@ -24,8 +24,8 @@ def _train(arguments: list[str]) -> int:
     comm = world()
 
     def read() -> tuple[RunFile, tuple[bool, bool]]:
-        run, given = read_run_file(with_values(arguments))
-        return run, (bool(given.resume), bool(given.overwrite))
+        run, options = read_run_file(with_values(arguments))
+        return run, (bool(options.resume), bool(options.overwrite))
 
     try:
         run, (resume, overwrite) = read_once(read, comm)

@@ -1,1 +1,1 @@
-"""What is read: images, labels, what is known of them, and which of them each step sees."""
+"""Input: images, labels, facts about them, and which of them each step sees."""

@@ -48,6 +48,6 @@ def share_collars(
             mine.append(image.collar_runs(strip, turns.part_done))
         watchdog.arm_others("the collar of an image", len(work) / comm.size)
     shares = [iter(runs) for runs in comm.allgather(mine)]
-    found = (next(shares[number % comm.size]) for number in range(len(work)))
+    parts = (next(shares[number % comm.size]) for number in range(len(work)))
     for image, strips in zip(collared, each, strict=True):
-        image.collar = Collar(list(islice(found, len(strips))), image.size_in_file)
+        image.collar = Collar(list(islice(parts, len(strips))), image.size_in_file)

@@ -15,8 +15,6 @@ from tilenet.data.crops import check_crop, has_class
 __all__ = ["CropPlaces", "crop_places"]
 
 CHUNK = 1 << 14  # places that are looked through for the one that is drawn
-
-
 STRIP_CELLS = 1 << 22  # that are looked at at once
 
 
@@ -25,7 +23,7 @@ class CropPlaces:
     """The places of an image's crops.
 
     Attributes:
-        held: What the crop holds that begins at a cell, (planes, rows, columns) as in `Survey`:
+        held: Classes in the crop that begins at a cell, (planes, rows, columns) as in `Survey`:
             bits of classes, or one plane that is not 0 where anything is labelled.
         cell_px: Side of a cell.
         crop_px: Side of a crop.
@@ -78,13 +76,9 @@ class CropPlaces:
     def _counts(self) -> NDArray[np.int64]:
         """Places of each chunk."""
         every = self._flat
-        return np.array(
-            [
-                np.count_nonzero(np.bitwise_or.reduce(every[:, first : first + CHUNK]))
-                for first in range(0, every.shape[1], CHUNK)
-            ],
-            np.int64,
-        )
+        firsts = range(0, every.shape[1], CHUNK)
+        counts = (np.count_nonzero(np.bitwise_or.reduce(every[:, n : n + CHUNK])) for n in firsts)
+        return np.fromiter(counts, np.int64)
 
     @cached_property
     def _counts_of(self) -> dict[int, NDArray[np.int64]]:
@@ -93,12 +87,12 @@ class CropPlaces:
         occurring = np.bitwise_or.reduce(every, axis=1)[:, None]
         labels = [n for n in range(8 * len(every)) if has_class(occurring, n)]
         firsts = range(0, every.shape[1], CHUNK)
-        found = {label: np.zeros(len(firsts), np.int64) for label in labels}
+        counts = {label: np.zeros(len(firsts), np.int64) for label in labels}
         for chunk, first in enumerate(firsts):
             part = every[:, first : first + CHUNK]
             for label in labels:
-                found[label][chunk] = np.count_nonzero(has_class(part, label))
-        return found
+                counts[label][chunk] = np.count_nonzero(has_class(part, label))
+        return counts
 
     def _place(self, counts: NDArray[np.int64], number: int, label: int | None) -> tuple[int, int]:
         ends = np.cumsum(counts)
@@ -121,11 +115,11 @@ def crop_places(
     holds them all.
 
     Args:
-        classes_in_cells: As in `Survey`, (ceil(K / 8), ceil(H / c), ceil(W / c)).
-        by_class: Whether it matters which classes they hold.
+        classes_in_cells: Cells as in `Survey`, (ceil(K / 8), ceil(H / c), ceil(W / c)).
+        by_class: Whether the classes in crops are kept.
 
     Raises:
-        TilenetError: The crop is no multiple of the cells.
+        TilenetError: The crop is not a multiple of the cells.
     """
     check_crop(crop_px, cell_px)
     planes, rows, cols = classes_in_cells.shape
@@ -137,8 +131,8 @@ def crop_places(
         last = min(first + step, inside[0])
         part = classes_in_cells[:, first : min(last + side - 1, rows)]
         if by_class:
-            for plane, found in zip(part, held[:, first:last], strict=True):
-                found[:] = _in_boxes(plane, side, side)
+            for plane, target in zip(part, held[:, first:last], strict=True):
+                target[:] = _in_boxes(plane, side, side)
         else:
             held[0, first:last] = _in_boxes(np.bitwise_or.reduce(part), side, side)
     return CropPlaces(held, cell_px, crop_px)

@@ -1,4 +1,4 @@
-"""What the survey's cells of labels say of windows, before anything of them is read."""
+"""What the survey's cells of labels tell about windows, before these are read."""
 
 from collections.abc import Sequence
 
@@ -87,11 +87,11 @@ def holds_labels(
     those of turned images need not lie on the grid of cells.
 
     Args:
-        own: What a tile owns of the turned region; it may reach over its edges, where nothing is
-            labelled.
+        own: A tile's own window of the turned region; it may reach over the region's edges, where
+            nothing is labelled.
         region: Pixels of the image that count as the image.
-        symmetry: How they are turned.
-        cells: Not 0 where a cell of the image holds a labelled pixel, (…, rows, columns).
+        symmetry: Turn of the region.
+        cells: Cells of the image, not 0 where one holds a labelled pixel, (…, rows, columns).
         cell_px: Side of a cell.
     """
     source = symmetry.source(own, region.height, region.width)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +19,6 @@ from tilenet.geometry.blocks import Blocks
 from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.windows import Window
 from tilenet.random_keys import uniform
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["HeldOut", "blocks_of", "choose_held_out"]
 
@@ -36,7 +32,7 @@ class HeldOut:
     Attributes:
         block_px: Side of a block; at the lower and right edges of an image blocks are smaller.
         sizes: Height and width of each image, at the resolution that is read.
-        chosen: For each image whether each block is held out, (rows, columns) of blocks.
+        chosen: Whether each block is held out, (rows, columns) of blocks for each image.
     """
 
     block_px: int
@@ -68,11 +64,11 @@ class HeldOut:
         pixel's network looks at. Only the window's size of memory is needed.
 
         Args:
-            image: The image's number.
-            window: Pixels of it.
-            margin_px: Added on each side of a block.
+            image: Number of the image.
+            window: Pixels of the image.
+            margin_px: Pixels that are added on each side of a block.
         """
-        found = np.zeros((window.height, window.width), np.bool_)
+        held_out = np.zeros((window.height, window.width), np.bool_)
         rows, cols = self.chosen[image].shape
         side = self.block_px
         top = max(0, (window.row - margin_px) // side)
@@ -84,8 +80,8 @@ class HeldOut:
             block = self._block(image, row, col)
             first = block.row - margin_px - window.row, block.col - margin_px - window.col
             last = first[0] + block.height + 2 * margin_px, first[1] + block.width + 2 * margin_px
-            found[max(0, first[0]) : max(0, last[0]), max(0, first[1]) : max(0, last[1])] = True
-        return found
+            held_out[max(0, first[0]) : max(0, last[0]), max(0, first[1]) : max(0, last[1])] = True
+        return held_out
 
     def check_rest(self, margin_px: int, part_done: Callable[[], None] = lambda: None) -> None:
         """Refuse a choice whose margins leave no pixel for training.
@@ -94,7 +90,7 @@ class HeldOut:
             part_done: Is called after each part of the work, and may end it.
 
         Raises:
-            TilenetError: There is none.
+            TilenetError: No pixel is left.
         """
         for image, blocks in enumerate(self.chosen):
             for row, col in np.argwhere(~blocks):

@@ -26,7 +26,7 @@ Row = Mapping[str, Any]  # cells by the names of their columns
 
 @dataclass(frozen=True)
 class ImageList:
-    """What a list says.
+    """The images of a list.
 
     Attributes:
         train: Images and their labels, in the order of the list.
@@ -134,8 +134,8 @@ def _listed(path: str, rows: list[Row]) -> ImageList:
             )
         names = {column: _text(row[column]) for column in ("image", "label")}
         for column, name in names.items():
-            wanted = column == "image" or split != "test"
-            if (wanted and not name) or "\0" in name:
+            required = column == "image" or split != "test"
+            if (required and not name) or "\0" in name:
                 raise TilenetError(
                     f"each entry of a list names a file for its {column} ({where}: {name!r}); fill "
                     "it in, or delete the entry"

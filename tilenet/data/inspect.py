@@ -1,4 +1,4 @@
-"""What `tilenet info` says of an image and its labels, before anything is trained on them.
+"""Facts about an image and its labels, as `tilenet info` prints them before training.
 
 Facts are plain values by name, as `--json` prints them.
 """
@@ -31,7 +31,7 @@ from tilenet.parallel.ranks.comm import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Asked", "describe", "header_of"]
+__all__ = ["InfoRequest", "describe", "header_of"]
 
 WINDOW_PX = 1024  # side of a window that is read
 MOST_TIMES = 4.0  # pixels that are decoded for one that is wanted
@@ -41,8 +41,8 @@ MOST_CLASSES = 4096
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How images and labels are to be read, and whether all their pixels are."""
+class InfoRequest:
+    """How images and labels are read, and whether all their pixels are."""
 
     bands: BandNames | None = None
     nodata: Nodata = None
@@ -53,61 +53,60 @@ class Asked:
 
 
 def describe(
-    path: str, labels_path: str | None, asked: Asked, comm: "MPI.Intracomm | None" = None
+    path: str, labels_path: str | None, request: InfoRequest, comm: "MPI.Intracomm | None" = None
 ) -> dict[str, Any]:
     """Facts about an image. Collective, where ranks are given.
 
-    Never raises what is the user's to mend: `refused` then holds the sentence, and what was found
-    before stands next to it.
+    Errors in a file are not raised: `refused` holds the sentence, next to the facts from before.
 
     Args:
-        labels_path: Path of its labels; None: it has none.
-        comm: All ranks, which share the pixels; None: there is one and no MPI, and no pixel may
-            be asked for.
+        labels_path: Path of its labels; None: it has no labels.
+        comm: All ranks, which share the pixels; None: one process without MPI, and no `pixels`.
     """
-    found: dict[str, Any] = {"path": path}
+    facts: dict[str, Any] = {"path": path}
     labels: LabelSource | None = None
     with ExitStack() as stack:
-        with _refusals(found, comm):
-            image = stack.enter_context(Raster(path, asked.bands, asked.resolution, asked.nodata))
-            found |= header_of(image)
-        if "refused" in found:
-            return found
-        found["notes"] = _header_notes(image, found)
+        with _refusals(facts, comm):
+            keys = request.bands, request.resolution, request.nodata
+            image = stack.enter_context(Raster(path, *keys))
+            facts |= header_of(image)
+        if "refused" in facts:
+            return facts
+        facts["notes"] = _header_notes(image, facts)
         if labels_path is not None:
-            found["labels"] = {"path": labels_path}
-            with _refusals(found, comm):
+            facts["labels"] = {"path": labels_path}
+            with _refusals(facts, comm):
                 labels = stack.enter_context(
-                    open_labels(labels_path, image, asked.ignore_index, asked.vectors)
+                    open_labels(labels_path, image, request.ignore_index, request.vectors)
                 )
-                found["labels"] |= label_facts(labels, image)
-        if "refused" in found:
+                facts["labels"] |= label_facts(labels, image)
+        if "refused" in facts:
             labels = None
-        if asked.pixels and comm is not None:
-            with _refusals(found, None):  # all ranks raise the same
+        if request.pixels and comm is not None:
+            with _refusals(facts, None):  # all ranks raise the same
                 share_collars([image], comm)
                 # The number of classes is not known.
-                seen = survey([image], [labels] if labels else None, MOST_CLASSES, None, comm)
-                found["pixels"] = _pixels(image, seen)
-                found["notes"] += _pixel_notes(image, seen)
+                stats = survey([image], [labels] if labels else None, MOST_CLASSES, None, comm)
+                facts["pixels"] = _pixels(image, stats)
+                facts["notes"] += _pixel_notes(image, stats)
                 if labels is not None:
-                    found["labels"] |= _classes(seen)
-                    found["notes"] += _class_notes(seen, asked.ignore_index)
-    return found
+                    facts["labels"] |= _classes(stats)
+                    facts["notes"] += _class_notes(stats, request.ignore_index)
+    return facts
 
 
 @contextmanager
-def _refusals(found: dict[str, Any], comm: "MPI.Intracomm | None") -> Iterator[None]:
+def _refusals(facts: dict[str, Any], comm: "MPI.Intracomm | None") -> Iterator[None]:
     """Keep the first sentence that is raised on any rank."""
     try:
         with nullcontext() if comm is None else agreed(comm):
             yield
     except TilenetError as error:
-        found.setdefault("refused", str(error))
+        facts.setdefault("refused", str(error))
 
 
 def header_of(raster: Raster) -> dict[str, Any]:
-    """What is known of an open raster before a pixel is read.
+    """Facts about an open raster before a pixel is read.
 
     Among others the `pixel` size along the pixels' own axes, and `times`: pixels decoded for each
     that is wanted in a window that lies badly.
@@ -151,7 +150,7 @@ def _unit(crs: Any) -> str | None:
 
 
 def _data(raster: Raster) -> str:
-    """What says where there is data."""
+    """Where there is data, and by which rule."""
     if raster.nodata == "none":
         return "every pixel counts (nodata: none)"
     if raster.nodata == "collar":
@@ -183,27 +182,27 @@ def _times(block: int, size: int) -> float:
     return min(size, blocks * block) / window
 
 
-def _pixels(image: Raster, seen: Survey) -> dict[str, Any]:
+def _pixels(image: Raster, stats: Survey) -> dict[str, Any]:
     """Statistics of each band that is read."""
-    columns = zip(image.bands, seen.mean, seen.std, seen.minimum, seen.maximum, strict=True)
+    columns = zip(image.bands, stats.mean, stats.std, stats.minimum, stats.maximum, strict=True)
     names = ("band", "mean", "std", "minimum", "maximum")
     number = image.height * image.width
     return {
         "num_pixels": number,
-        "num_valid": seen.num_valid,
-        "share_without_data": 1 - seen.num_valid / number,
+        "num_valid": stats.num_valid,
+        "share_without_data": 1 - stats.num_valid / number,
         "bands": [dict(zip(names, band, strict=True)) for band in columns],
     }
 
 
-def _classes(seen: Survey) -> dict[str, Any]:
+def _classes(stats: Survey) -> dict[str, Any]:
     """Labelled pixels with data of each class, up to the last that occurs."""
-    last = max(label for label, pixels in enumerate(seen.class_pixels) if pixels)
-    pixels = seen.class_pixels[: last + 1]
+    last = max(label for label, pixels in enumerate(stats.class_pixels) if pixels)
+    pixels = stats.class_pixels[: last + 1]
     return {
         "class_pixels": list(pixels),
         "class_weights": list(balanced_weights(pixels)),
-        "share_labelled": sum(pixels) / seen.num_valid,
+        "share_labelled": sum(pixels) / stats.num_valid,
     }
 
 
@@ -226,8 +225,8 @@ def _header_notes(raster: Raster, header: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _pixel_notes(image: Raster, seen: Survey) -> list[str]:
-    ends = list(zip(image.bands, seen.minimum, seen.maximum, strict=True))
+def _pixel_notes(image: Raster, stats: Survey) -> list[str]:
+    ends = list(zip(image.bands, stats.minimum, stats.maximum, strict=True))
     constant = [(band, low) for band, low, high in ends if low == high]
     if not constant:
         return []
@@ -237,8 +236,8 @@ def _pixel_notes(image: Raster, seen: Survey) -> list[str]:
     return [f"bands that are the same everywhere tell nothing: {values}; {remedy}"]
 
 
-def _class_notes(seen: Survey, ignore_index: int) -> list[str]:
-    occurring = [label for label, pixels in enumerate(seen.class_pixels) if pixels]
+def _class_notes(stats: Survey, ignore_index: int) -> list[str]:
+    occurring = [label for label, pixels in enumerate(stats.class_pixels) if pixels]
     if len(occurring) > 1:
         return []
     return [

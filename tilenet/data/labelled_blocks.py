@@ -45,20 +45,20 @@ def labelled_blocks(
         AgreedError: A file cannot be read there, or a label is no class.
         StopAgreed: A rank was asked to stop.
     """
-    found = np.zeros(len(blocks), np.uint8)
+    labelled = np.zeros(len(blocks), np.uint8)
     share = range(comm.rank, len(blocks), comm.size)
     with together(comm, requests) as turns:
         for part, number in enumerate(share):
             image, window = blocks[number]
             for piece in pieces_of(window, max(1, PIECE_PX // labels[image].factor)):
                 watchdog.arm_part("the labels of blocks", part, len(share))
-                found[number] |= _is_labelled(labels[image], piece, num_classes)
+                labelled[number] |= _is_labelled(labels[image], piece, num_classes)
                 turns.part_done()
         factor = max(source.factor for source in labels)
         most = len(blocks) * (blocks.side_px * factor // PIECE_PX + 2) ** 2
         watchdog.arm_others("the labels of blocks", most / comm.size)
-    everywhere = np.empty_like(found)
-    comm.Allreduce(found, everywhere)
+    everywhere = np.empty_like(labelled)
+    comm.Allreduce(labelled, everywhere)
     return everywhere > 0
 
 

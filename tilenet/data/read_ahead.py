@@ -24,9 +24,9 @@ class ReadAhead(Generic[Item, Result]):
     Args:
         read: Makes a result; what it raises is raised where its result would have been taken, and
             ends the thread. Nothing else may use what it uses, unless that takes turns by itself.
-        items: Asked for in the thread too, and no earlier than needed.
+        items: Items of the results, taken in the thread too, no earlier than needed.
         ahead: Most results that are under way or wait at a time; 0: no thread, each is made when it
-            is asked for.
+            is taken.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class ReadAhead(Generic[Item, Result]):
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(ahead):
             self._room.put(None)
-        # A result, alone in a tuple; why there are no more; or None: all were made.
-        self._made: queue.SimpleQueue[tuple[Result] | BaseException | None] = queue.SimpleQueue()
+        # A result, alone in a tuple; the error that ended the thread; or None: all were made.
+        self._results: queue.SimpleQueue[tuple[Result] | BaseException | None] = queue.SimpleQueue()
         self._left = False
         self._thread: threading.Thread | None = None
         if ahead > 0:
@@ -57,14 +57,14 @@ class ReadAhead(Generic[Item, Result]):
             raise StopIteration
         if self._thread is None:
             return self._read(next(self._items))
-        made = self._made.get()
+        item = self._results.get()
         self._room.put(None)
-        if isinstance(made, tuple):
-            return made[0]
+        if isinstance(item, tuple):
+            return item[0]
         self._left = True
-        if made is None:
+        if item is None:
             raise StopIteration
-        raise made
+        raise item
 
     def __enter__(self) -> "ReadAhead[Item, Result]":
         return self
@@ -78,8 +78,8 @@ class ReadAhead(Generic[Item, Result]):
         self._room.put(None)
         if self._thread is not None:
             self._thread.join()
-        while not self._made.empty():
-            self._made.get()
+        while not self._results.empty():
+            self._results.get()
 
     def _run(self) -> None:
         try:
@@ -88,8 +88,8 @@ class ReadAhead(Generic[Item, Result]):
                 if self._left:
                     return
                 # Not named: a name would keep a result beyond those that are counted.
-                self._made.put((self._read(next(self._items)),))
+                self._results.put((self._read(next(self._items)),))
         except StopIteration:
-            self._made.put(None)
-        except BaseException as error:  # whatever it is, who asks for the result must hear of it
-            self._made.put(error)
+            self._results.put(None)
+        except BaseException as error:  # of any kind: it is raised where the result is taken
+            self._results.put(error)

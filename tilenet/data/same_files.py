@@ -1,6 +1,6 @@
-"""The files that a run is trained and scored on: one hash tells whether all ranks see them.
+"""The files that a run is trained and scored on: one hash tells whether all ranks see the same.
 
-Names without folders, sizes in bytes and what GDAL says of them: so a folder may be moved between
+Names without folders, sizes in bytes and GDAL's facts: so a folder may be moved between
 two runs, but a file may not be another one, neither in a run that goes on nor on another node.
 """
 
@@ -27,11 +27,11 @@ class SampleFile:
     """An image or its labels.
 
     Attributes:
-        path: As given; not a part of the hash.
+        path: Path in the run file; not a part of the hash.
         split: `train` or `validation`.
         role: `image` or `labels`.
-        shown: Bytes of each file of a stack, `?` for one elsewhere, such as /vsicurl/; and what
-            GDAL says of it.
+        facts: Bytes of each file of a stack, `?` for one elsewhere, such as /vsicurl/; and GDAL's
+            facts about it.
         shared: Files of a stack that lie on another grid, such as heights: many images may have
             them.
     """
@@ -39,29 +39,29 @@ class SampleFile:
     path: str
     split: str
     role: str
-    shown: str
+    facts: str
     shared: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
-        """What must be the same everywhere, without the folder."""
+        """The text that must be the same on all ranks, without the folder."""
         names = "+".join(os.path.basename(part) for part in stacked_paths(self.path))
-        return f"{self.split} {self.role} {names}: {self.shown}"
+        return f"{self.split} {self.role} {names}: {self.facts}"
 
 
 def sample_files(
     images: Sequence[Raster], labels: Sequence[LabelSource], split: str
 ) -> list[SampleFile]:
     """The files of open images and labels, in order."""
-    found = []
+    files = []
     for image, part in zip(images, labels, strict=True):
         shared = frozenset(view.path for view in image.stack.resampled)
-        found.append(SampleFile(image.path, split, "image", _shown(image), shared))
-        found.append(SampleFile(part.path, split, "labels", _shown(part)))
-    return found
+        files.append(SampleFile(image.path, split, "image", _facts(image), shared))
+        files.append(SampleFile(part.path, split, "labels", _facts(part)))
+    return files
 
 
-def _shown(file: Raster | LabelSource) -> str:
+def _facts(file: Raster | LabelSource) -> str:
     parts = stacked_paths(file.path)
     sizes = [str(os.path.getsize(part)) if os.path.exists(part) else "?" for part in parts]
     return f"{'+'.join(sizes)} bytes" + f", {file.facts}" * bool(file.facts)
@@ -83,17 +83,17 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
             trained on either: where blocks of it are held out, those of the other one would not be.
 
     Raises:
-        TilenetError: With the first of them.
+        TilenetError: Names the first of them.
     """
-    seen: dict[str, tuple[str, bool]] = {}  # split of each, and whether many images may have it
+    splits: dict[str, tuple[str, bool]] = {}  # split, and whether images may share it
     for file in files:
         if file.role != "image":
             continue
-        # The files of an image, each once, whatever links lead there.
+        # The files of an image, each once, through links too.
         shared = set(map(os.path.realpath, file.shared))
         for part in dict.fromkeys(map(os.path.realpath, stacked_paths(file.path))):
-            before, was_shared = seen.get(part, ("", True))
-            seen[part] = file.split, was_shared and part in shared
+            before, was_shared = splits.get(part, ("", True))
+            splits[part] = file.split, was_shared and part in shared
             if was_shared and part in shared:
                 continue
             if before not in ("", file.split):
@@ -109,7 +109,7 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
 
 
 def check_same_files(files: Sequence[SampleFile], comm: "MPI.Intracomm") -> str:
-    """How many files there are, and their hash, which is that of all ranks. Collective.
+    """Number of the files, and their hash, which is equal on all ranks. Collective.
 
     Only hashes travel, unless they differ.
 
@@ -119,18 +119,18 @@ def check_same_files(files: Sequence[SampleFile], comm: "MPI.Intracomm") -> str:
     own = hash_of(files)
     if len(set(comm.allgather(own))) == 1:
         return f"{len(files)} files, {own}"
-    first = comm.bcast([(file.text, file.path, file.shown) for file in files])
+    first = comm.bcast([(file.text, file.path, file.facts) for file in files])
     with agreed(comm):
         if len(files) != len(first):
             raise TilenetError(
                 f"all ranks must be given the same files (rank 0: {len(first)}, rank {comm.rank}: "
                 f"{len(files)}); start them with one run file"
             )
-        for file, (text, path, shown) in zip(files, first, strict=True):
+        for file, (text, path, facts) in zip(files, first, strict=True):
             if file.text != text:
                 raise TilenetError(
-                    f"all ranks must see the same files ({path} on rank 0: {shown}; {file.path} "
-                    f"on rank {comm.rank}: {file.shown}); copy it again to that node, or use a "
+                    f"all ranks must see the same files ({path} on rank 0: {facts}; {file.path} "
+                    f"on rank {comm.rank}: {file.facts}); copy it again to that node, or use a "
                     "shared folder"
                 )
     raise AssertionError("hashes differ and no file does")

@@ -16,13 +16,13 @@ __all__ = ["CropSchedule", "ImageSchedule", "Sample"]
 
 @dataclass(frozen=True)
 class Sample:
-    """What a step treats as one image: a whole image, or a crop of one.
+    """A whole image or a crop, which a step treats as one image.
 
     Attributes:
-        number: Its number within the run (whole image) or the step (crop); keys dropout masks.
+        number: Number within the run (whole image) or the step (crop); keys dropout masks.
         image: Place of the image in the run's list.
         region: Pixels of that image.
-        symmetry: How they are turned; what is tiled is the turned image.
+        symmetry: Turn of the region; the turned image is tiled.
     """
 
     number: int
@@ -124,12 +124,12 @@ class CropSchedule:
 
     @cached_property
     def _num_places(self) -> NDArray[np.int64]:
-        """Numbers of each image."""
+        """Number of places of each image."""
         return np.array([len(places) for places in self.places], np.int64)
 
     @cached_property
     def _places_of_classes(self) -> dict[int, NDArray[np.int64]]:
-        """Of each class that some place holds, how many places of each image do."""
+        """Number of places of each image that hold a class, for each class that occurs."""
         counts = {
             label: np.zeros(len(self.places), np.int64)
             for label in sorted({label for places in self.places for label in places.classes})

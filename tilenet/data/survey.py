@@ -1,4 +1,4 @@
-"""Look at every pixel once before training: statistics, labels, and everything that is wrong.
+"""Look at every pixel once before training: statistics, labels, and errors in either.
 
 The images are cut into blocks that have nothing to do with tiles or ranks. Ranks take them in turn.
 Means and deviations are merged block by block, in the same order everywhere. So statistics are the
@@ -80,8 +80,9 @@ def survey(
 
     Args:
         labels: One per image; None: pixels only.
-        cell_px: Side of the cells; None: nobody asks where labels are.
-        held_out: Where pixels of a window of an image enter no statistics, (H, W); None: nowhere.
+        cell_px: Side of the cells; None: places of labels are not kept.
+        held_out: Function that says where pixels of a window of an image enter no statistics,
+            (H, W); None: all enter.
         watchdog: Armed for each block.
         requests: Requests to stop.
 
@@ -98,10 +99,10 @@ def survey(
     moments = _look_at_share(look, blocks, mine, size, comm, watchdog, requests)
     watchdog.arm("the sums of the survey", SLOW)
     look.join(comm)
-    every = _everybodys(moments, groups, comm)
+    every = _moments_of_all(moments, groups, comm)
     with agreed(comm):
         _check_something_is_there(images, labels, every.count, look.class_pixels)
-    found = Survey(
+    stats = Survey(
         num_valid=every.count,
         mean=tuple(every.mean.tolist()),
         std=tuple(np.sqrt(every.squares / every.count).tolist()),
@@ -110,8 +111,8 @@ def survey(
         class_pixels=tuple(look.class_pixels.tolist()),
         classes_in_cells=tuple(look.planes),
     )
-    _check_finite(images, found)
-    return found
+    _check_finite(images, stats)
+    return stats
 
 
 def _look_at_share(
@@ -132,27 +133,27 @@ def _look_at_share(
         together(comm, requests) as turns,
     ):
         for place, group in enumerate(mine):
-            found = None
+            merged = None
             for number in range(group * size, min((group + 1) * size, len(blocks))):
                 watchdog.arm_part("the survey", place * size + number % size, total)
                 own = _moments(look.at(*blocks[number], turns.part_done))
-                found = own if found is None else merge(found, own)
+                merged = own if merged is None else merge(merged, own)
                 progress.update(1)
                 turns.part_done()
-            if found is not None:
-                moments[place] = found.count, *found.mean, *found.squares
+            if merged is not None:
+                moments[place] = merged.count, *merged.mean, *merged.squares
         watchdog.arm_others("the survey", len(blocks) / comm.size)
     return moments
 
 
 class _Look:
-    """What a rank has found in the blocks that it has looked at.
+    """Statistics of the blocks that a rank has looked at.
 
     Attributes:
-        minimum: Smallest value of each band; inf: there is none.
+        minimum: Smallest value of each band; inf: no value was read.
         maximum: Largest value of each band.
         class_pixels: Labelled valid pixels of each class.
-        planes: Classes of the cells of each image, see `Survey`; empty where nobody asks.
+        planes: Classes of the cells of each image, see `Survey`; empty without `cell_px`.
     """
 
     def __init__(
@@ -267,12 +268,12 @@ def _joined(bits: NDArray[np.uint8], window: Window, cell_px: int) -> NDArray[np
     top, left = window.row % cell_px, window.col % cell_px
     rows, cols = -(-(top + window.height) // cell_px), -(-(left + window.width) // cell_px)
     if max(rows, cols) <= 2:  # cells may be far larger than the window
-        found = np.bitwise_or.reduceat(bits, [0, cell_px - top][:rows], axis=0)
-        return np.asarray(np.bitwise_or.reduceat(found, [0, cell_px - left][:cols], axis=1))
+        by_row = np.bitwise_or.reduceat(bits, [0, cell_px - top][:rows], axis=0)
+        return np.asarray(np.bitwise_or.reduceat(by_row, [0, cell_px - left][:cols], axis=1))
     padded = np.zeros((rows * cell_px, cols * cell_px), np.uint8)
     padded[top : top + window.height, left : left + window.width] = bits
-    found = np.bitwise_or.reduce(padded.reshape(rows, cell_px, -1), axis=1)
-    return np.asarray(np.bitwise_or.reduce(found.reshape(rows, cols, cell_px), axis=2))
+    by_row = np.bitwise_or.reduce(padded.reshape(rows, cell_px, -1), axis=1)
+    return np.asarray(np.bitwise_or.reduce(by_row.reshape(rows, cols, cell_px), axis=2))
 
 
 def _moments(bands: Sequence[NDArray[Any]]) -> Moments:
@@ -288,7 +289,7 @@ def _moments(bands: Sequence[NDArray[Any]]) -> Moments:
     return Moments(count, mean, squares)
 
 
-def _everybodys(mine: NDArray[np.float64], groups: int, comm: "MPI.Intracomm") -> Moments:
+def _moments_of_all(mine: NDArray[np.float64], groups: int, comm: "MPI.Intracomm") -> Moments:
     """Moments of all groups, merged in the order of the groups.
 
     Args:
@@ -302,18 +303,18 @@ def _everybodys(mine: NDArray[np.float64], groups: int, comm: "MPI.Intracomm") -
         return reduce(merge, (Moments(int(r[0]), r[1 : 1 + bands], r[1 + bands :]) for r in every))
 
 
-def _check_finite(images: Sequence[Raster], found: Survey) -> None:
+def _check_finite(images: Sequence[Raster], stats: Survey) -> None:
     """Refuse bands whose mean or deviation float64 cannot hold; all ranks know the same.
 
     Raises:
-        AgreedError: With the band and its values.
+        AgreedError: Names the band and its values.
     """
     for place, band in enumerate(images[0].bands):
-        if not np.isfinite((found.mean[place], found.std[place])).all():
+        if not np.isfinite((stats.mean[place], stats.std[place])).all():
             paths = f"{images[0].path}{f' and {len(images) - 1} more' if len(images) > 1 else ''}"
             raise AgreedError(
                 f"pixels must be small enough for the sum of their squares ({paths}, band {band}: "
-                f"{found.minimum[place]:g} to {found.maximum[place]:g}); name a value that means "
+                f"{stats.minimum[place]:g} to {stats.maximum[place]:g}); name a value that means "
                 "no data with nodata, or scale the file"
             )
 

@@ -1,7 +1,7 @@
-"""What a survey of images found, and the file in which a run keeps it.
+"""The results of a survey of images, and the file in which a run keeps them.
 
-One safetensors file, written aside and renamed, read without pickle. It names the key of all that
-it depends on, and a digest of what it holds: what does not fit or is not whole is not used.
+One safetensors file, written aside and renamed, read without pickle. It holds the key of all that
+the survey depends on, and a digest of its contents: a file with another key or digest is not used.
 """
 
 import hashlib
@@ -21,18 +21,18 @@ __all__ = ["Survey", "load_survey", "save_survey"]
 
 @dataclass(frozen=True)
 class Survey:
-    """What the images hold.
+    """Statistics of all pixels and labels of the images.
 
     Attributes:
         num_valid: Pixels with data.
-        mean: Per band, over the valid pixels of all images.
-        std: Per band.
-        minimum: Per band.
-        maximum: Per band.
+        mean: Mean of each band over the valid pixels of all images.
+        std: Standard deviation of each band.
+        minimum: Smallest value of each band.
+        maximum: Largest value of each band.
         class_pixels: Labelled valid pixels of each class.
-        classes_in_cells: For each image, which classes the labelled valid pixels of each square
-            cell are of: (ceil(K / 8), rows, columns), a bit per class, class 0 the lowest bit of
-            the first byte. None, where nobody asked.
+        classes_in_cells: Classes of the labelled valid pixels in each square cell of each image:
+            (ceil(K / 8), rows, columns), a bit per class, class 0 the lowest bit of the first byte;
+            empty where cells were not asked for.
     """
 
     num_valid: int
@@ -47,18 +47,18 @@ class Survey:
 PER_BAND_OR_CLASS = tuple(field.name for field in fields(Survey))[1:-1]
 
 
-def save_survey(found: Survey, path: Path, key: str) -> None:
+def save_survey(survey: Survey, path: Path, key: str) -> None:
     """Keep a survey.
 
     Args:
-        key: Key of all that it depends on.
+        key: Key of all that the survey depends on.
 
     Raises:
         TilenetError: It cannot be written.
     """
-    arrays = {name: np.array(getattr(found, name)) for name in PER_BAND_OR_CLASS}
-    arrays["num_valid"] = np.array([found.num_valid])
-    for number, planes in enumerate(found.classes_in_cells):
+    arrays = {name: np.array(getattr(survey, name)) for name in PER_BAND_OR_CLASS}
+    arrays["num_valid"] = np.array([survey.num_valid])
+    for number, planes in enumerate(survey.classes_in_cells):
         arrays[f"classes_in_cells.{number}"] = np.ascontiguousarray(planes)
     part = path.with_name(f"{path.name}.part")
     try:
@@ -77,7 +77,7 @@ def save_survey(found: Survey, path: Path, key: str) -> None:
 
 
 def load_survey(path: Path, key: str) -> Survey | None:
-    """The survey that is kept there; None: that of other files or keys.
+    """The survey in a file; None: it is one of other files or keys.
 
     Raises:
         TilenetError: It is not whole.
@@ -102,8 +102,8 @@ def load_survey(path: Path, key: str) -> Survey | None:
 
 def _digest(arrays: dict[str, NDArray[np.generic]]) -> str:
     """Digest of names, shapes, dtypes and bytes."""
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for name in sorted(arrays):
-        found.update(f"{name} {arrays[name].shape} {arrays[name].dtype};".encode())
-        found.update(np.ascontiguousarray(arrays[name]).data)
-    return found.hexdigest()
+        digest.update(f"{name} {arrays[name].shape} {arrays[name].dtype};".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""An image and its labels as coarse as a picture of them needs, however large they are."""
+"""An image and its labels, of any size, as coarse as a picture of them needs."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class LabelFile:
     """Labels of an image.
 
     Attributes:
-        path: Their file.
+        path: File of the labels.
         ignore_index: Label of pixels that do not count.
-        vectors: How polygons are burned.
+        vectors: Rules for burning polygons; None: as class 1.
     """
 
     path: str
@@ -35,8 +35,8 @@ class Thumbnail:
     """A picture's pixels.
 
     Attributes:
-        pixels: (C, H, W) and where there is data.
-        labels: (H, W); None: there are none.
+        pixels: Values (C, H, W), and where there is data.
+        labels: Classes (H, W); None: the image has no labels.
     """
 
     pixels: Pixels

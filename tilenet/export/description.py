@@ -36,10 +36,10 @@ class Description:
         output: `logits` or `probabilities`.
         tile: The windows that it is run on.
         any_size: Whether it takes others.
-        dtype: Of what it takes and gives, by numpy's name.
+        dtype: dtype of its input and output, by numpy's name.
         num_parameters: How many it has.
         trained: When its checkpoint was written, in UTC by RFC 3339.
-        origin: Where it comes from.
+        origin: Where the network comes from.
     """
 
     file: str
@@ -54,7 +54,7 @@ class Description:
 
 
 def origin_of(checkpoint: Path, record: NetworkRecord) -> Origin:
-    """Of a checkpoint, as far as its run's folder and first image are still there."""
+    """The origin of a checkpoint, as far as its run's folder and first image are still there."""
     view = RunView(checkpoint.parent.parent)  # run/checkpoints/step-…
     named = None if view.run is None else view.run.network.module
     architecture = "U-Net" if record.names is None else "module"

@@ -33,14 +33,14 @@ WHAT, ITEM = "an exported network", "the description of an exported network"
 
 @dataclass(frozen=True)
 class Export:
-    """What is to be exported.
+    """A network to export, and how.
 
     Attributes:
         network: Folder of a training run, or of a checkpoint.
         out: File to write; its ending says the format.
         output: `logits` or `probabilities`; of a regression its values are the logits.
-        tile_px: Side of the windows that others run it on; None: 512 px or more, as fits its halo.
-        module: Of a checkpoint that holds its weights alone (`halo_mode: windows`).
+        tile_px: Side of windows in other programs; None: 512 px or more, as fits its halo.
+        module: The module of a checkpoint that holds weights alone (`halo_mode: windows`).
         overwrite: Whether files of that name are replaced.
     """
 
@@ -52,35 +52,35 @@ class Export:
     overwrite: bool = False
 
 
-def export_network(wanted: Export) -> list[str]:
+def export_network(job: Export) -> list[str]:
     """Write the file, and a STAC item next to it, with the ending .json.
 
     Returns:
-        What is to be known of it, in sentences.
+        Sentences on what the file takes and gives.
 
     Raises:
         TilenetError: The checkpoint is broken, the network cannot be exported, or the file not
             written.
     """
-    out = Path(wanted.out)
+    out = Path(job.out)
     onnx = out.suffix == ".onnx"
-    _check(wanted, out)
-    folder = checked_checkpoint(Path(wanted.network)).resolve()
+    _check(job, out)
+    folder = checked_checkpoint(Path(job.network)).resolve()
     # Programs that run .onnx files, on CPUs above all, know convolutions of float32.
-    record, network = saved_network(folder, "float32" if onnx else None, wanted.module)
+    record, network = saved_network(folder, "float32" if onnx else None, job.module)
     dtype = parameter_dtype("float32" if onnx else record.precision)
-    if wanted.output == "probabilities" and record.task == "regression":
+    if job.output == "probabilities" and record.task == "regression":
         raise TilenetError(f"a regression has no probabilities ({folder}); leave --output out")
     context = record.context()
-    tile = decide_tile(context, record.opaque, wanted.tile_px)
-    whole = FromPixels(network, record, dtype, softmax=wanted.output == "probabilities")
+    tile = decide_tile(context, record.opaque, job.tile_px)
+    whole = FromPixels(network, record, dtype, softmax=job.output == "probabilities")
     # Deepness takes .onnx files of one size alone.
     any_size = not onnx and record.opaque is None
     traced = trace(whole, tile.px, context.alignment_px, any_size=any_size)
     about = Description(
         file=out.name,
         record=record,
-        output=wanted.output,
+        output=job.output,
         tile=tile,
         any_size=traced.any_size,
         dtype=str(dtype).removeprefix("torch."),
@@ -90,25 +90,25 @@ def export_network(wanted: Export) -> list[str]:
     )
     _write(traced, out, deepness_properties(about))
     write_aside(json.dumps(stac_item(about), indent=1), out.with_suffix(".json"), ITEM)
-    return _sentences(wanted, about)
+    return _sentences(job, about)
 
 
-def _check(wanted: Export, out: Path) -> None:
+def _check(job: Export, out: Path) -> None:
     """Refuse what cannot be written, before any work is done.
 
     Raises:
-        TilenetError: With the remedy.
+        TilenetError: The ending is not known, or a file is in the way.
     """
     if out.suffix not in (".pt2", ".onnx"):
         raise TilenetError(f"{WHAT} is a .pt2 or .onnx file ({out}); give it one of these endings")
     if out.suffix == ".onnx":
         check_onnx()
     for path, what in ((out, WHAT), (out.with_suffix(".json"), ITEM)):
-        check_target(str(path), overwrite=wanted.overwrite, what=what, ending=path.suffix)
+        check_target(str(path), overwrite=job.overwrite, what=what, ending=path.suffix)
 
 
 def _time_of(checkpoint: Path) -> str:
-    """When it was written."""
+    """When it was written, in UTC."""
     written = (checkpoint / WEIGHTS).stat().st_mtime
     return datetime.fromtimestamp(written, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -127,15 +127,15 @@ def _write(traced: Traced, out: Path, properties: Mapping[str, str]) -> None:
         part.unlink(missing_ok=True)
 
 
-def _sentences(wanted: Export, about: Description) -> list[str]:
-    """What is to be known of the file."""
+def _sentences(job: Export, about: Description) -> list[str]:
+    """What the file takes and gives, and where its maps differ from ours."""
     tile, alignment_px = about.tile, about.record.context().alignment_px
     size, rest = f"{tile.px} × {tile.px} px", tile.px % alignment_px
     if about.any_size:
         size = f"sizes that are multiples of {alignment_px} px" + f" and {rest}" * (rest > 0)
     grid = "" if tile.on_grid else ", which then begin off the network's grid, so that maps differ"
     return [
-        f"{wanted.out} takes pixel values of {size}, and gives {wanted.output}; windows of "
+        f"{job.out} takes pixel values of {size}, and gives {job.output}; windows of "
         f"{tile.px} px overlap by {tile.overlap_percent} %{grid}",
         *_notes(about.record),
     ]
@@ -147,7 +147,7 @@ def _notes(record: NetworkRecord) -> list[str]:
         return [
             "windows of tilenet predict are blended where they overlap: others' maps differ there"
         ]
-    if any(_is_of_image(one) for one in record.layers):
+    if any(_is_of_image(layer) for layer in record.layers):
         return [
             "the network takes averages, statistics or places of the whole image, and of a window "
             "where it is given a window: others' maps differ from those of tilenet predict"

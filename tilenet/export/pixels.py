@@ -16,7 +16,7 @@ class FromPixels(nn.Module):
 
     Args:
         network: Takes standardised pixels; taken over, in evaluation mode.
-        dtype: Of the network, the pixels and what comes out.
+        dtype: dtype of the network, the pixels and the output.
         softmax: Whether it gives probabilities.
     """
 
@@ -38,5 +38,5 @@ class FromPixels(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        found: Tensor = self.network((pixels - self.shift - self.rest) / self.scale)
-        return found.softmax(dim=1) if self.softmax else found
+        logits: Tensor = self.network((pixels - self.shift - self.rest) / self.scale)
+        return logits.softmax(dim=1) if self.softmax else logits

@@ -30,7 +30,7 @@ class Traced:
     """A network's graph.
 
     Attributes:
-        program: As torch.export made it.
+        program: The graph of torch.export.
         any_size: Whether it takes any number of images of any aligned size; else one of one size.
     """
 
@@ -48,9 +48,9 @@ class Traced:
             TilenetError: ONNX lacks an operator of the network.
         """
         if path.suffix == ".onnx":
-            made = _as_onnx(self.program)
-            made.model.metadata_props.update(properties)
-            made.save(path)
+            exported = _as_onnx(self.program)
+            exported.model.metadata_props.update(properties)
+            exported.save(path)
         else:
             self.program.example_inputs = None  # as large as a window
             torch.export.save(self.program, path)
@@ -79,7 +79,7 @@ def trace(network: FromPixels, tile_px: int, alignment_px: int, *, any_size: boo
             pass
     try:
         return Traced(_recorded(network, 1, tile_px, tile_px, None), any_size=False)
-    except Exception as error:  # whatever it says of a stranger's module
+    except Exception as error:  # whatever it says of a user module
         raise TilenetError(
             "a network is exported where torch.export takes all of its operators "
             f"({type(error).__name__}: {one_line(str(error))[:MOST_SAID]}); map with tilenet "
@@ -114,7 +114,7 @@ def _as_onnx(program: ExportedProgram) -> "ONNXProgram":
     """The same graph of ONNX's operators, from `pixels` to `scores`.
 
     Raises:
-        TilenetError: There is none.
+        TilenetError: ONNX lacks an operator, or the weights are too many bytes for a file.
     """
     held = sum(tensor.nbytes for tensor in program.state_dict.values())
     if held > MOST_ONNX_BYTES:
@@ -129,7 +129,7 @@ def _as_onnx(program: ExportedProgram) -> "ONNXProgram":
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+            onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     except Exception as error:  # whatever it says of operators that ONNX lacks
         raise TilenetError(
             "an .onnx file holds a network that ONNX has all operators of "
@@ -137,5 +137,5 @@ def _as_onnx(program: ExportedProgram) -> "ONNXProgram":
         ) from error
     finally:
         remarks.setLevel(level)
-    assert made is not None
-    return made
+    assert onnx_program is not None
+    return onnx_program

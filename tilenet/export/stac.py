@@ -49,12 +49,12 @@ def _model(about: Description, name: str, bands: list[str]) -> dict[str, Any]:
     record = about.record
     numbers = record.task == "regression"
     tasks = ["regression" if numbers else "semantic-segmentation"]
-    images, taken, given = 1, about.tile.px, about.tile.px - 2 * record.context().offset_px
+    images, in_px, out_px = 1, about.tile.px, about.tile.px - 2 * record.context().offset_px
     if about.any_size:
-        images = taken = given = -1
+        images = in_px = out_px = -1
     classes = [
-        {"value": number, "name": _letters(one) or str(number), "description": one or str(number)}
-        for number, one in enumerate(record.classes)
+        {"value": number, "name": _letters(text) or str(number), "description": text or str(number)}
+        for number, text in enumerate(record.classes)
     ]
     return {
         "mlm:name": name,
@@ -68,7 +68,7 @@ def _model(about: Description, name: str, bands: list[str]) -> dict[str, Any]:
                 "name": "pixels as files hold them: mean and deviation are taken off inside",
                 "bands": bands,
                 "input": {
-                    "shape": [images, len(bands), taken, taken],
+                    "shape": [images, len(bands), in_px, in_px],
                     "dim_order": ["batch", "bands", "height", "width"],
                     "data_type": about.dtype,
                 },
@@ -80,7 +80,7 @@ def _model(about: Description, name: str, bands: list[str]) -> dict[str, Any]:
                 "name": "values" if numbers else about.output,
                 "tasks": tasks,
                 "result": {
-                    "shape": [images, len(classes), given, given],
+                    "shape": [images, len(classes), out_px, out_px],
                     "dim_order": ["batch", "class", "height", "width"],
                     "data_type": about.dtype,
                 },

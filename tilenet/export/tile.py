@@ -8,8 +8,8 @@ from tilenet.geometry.opaque import Opaque
 
 __all__ = ["ExportTile", "decide_tile"]
 
-LEAST_PX = 512  # of a tile that nobody asked for
-MOST_PERCENT = 99  # that Deepness takes
+LEAST_PX = 512  # of a tile where --tile is not given
+MOST_PERCENT = 99  # of overlap, as Deepness takes it
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,9 @@ class ExportTile:
     """A square window with its halo.
 
     Attributes:
-        px: Its side.
-        overlap_percent: Of its side, with the next one: a halo of each at the least.
+        px: Side of the window.
+        overlap_percent: Share of its side that it has in common with the next one: at least a halo
+            of each.
         on_grid: Whether windows that overlap so begin on the network's grid, as tiles of maps do.
     """
 
@@ -27,27 +28,27 @@ class ExportTile:
     on_grid: bool
 
 
-def decide_tile(context: Context, opaque: Opaque | None, asked_px: int | None) -> ExportTile:
+def decide_tile(context: Context, opaque: Opaque | None, tile_px: int | None) -> ExportTile:
     """The window's size, and the least overlap in whole percents that keeps own pixels exact.
 
     Args:
         opaque: The network's only layer, where it is a module as it is.
-        asked_px: None: at least four halos, and such that 4 % of it are whole alignments.
+        tile_px: The size; None: at least four halos, with 4 % of it whole alignments.
 
     Raises:
-        TilenetError: The network does not take the size that was asked for.
+        TilenetError: The network does not take windows of `tile_px`.
     """
     if opaque is not None:
-        if asked_px not in (None, opaque.window_px):
+        if tile_px not in (None, opaque.window_px):
             raise TilenetError(
-                f"a network of windows takes windows of one size (--tile: {asked_px}, window_px: "
+                f"a network of windows takes windows of one size (--tile: {tile_px}, window_px: "
                 f"{opaque.window_px}); leave --tile out"
             )
         return ExportTile(opaque.window_px, 50, on_grid=True)
     alignment, both_px = context.alignment_px, 2 * context.halo_px
     rest = both_px % alignment  # not 0 of unpadded networks only
     unit = 25 * alignment
-    px = -(-max(LEAST_PX, 2 * both_px) // unit) * unit + rest if asked_px is None else asked_px
+    px = -(-max(LEAST_PX, 2 * both_px) // unit) * unit + rest if tile_px is None else tile_px
     least = -(-100 * both_px // max(px, 1))
     if px < 1 or px % alignment != rest or least > MOST_PERCENT:
         more = f" and {rest}" * (rest > 0)

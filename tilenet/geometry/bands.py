@@ -1,4 +1,4 @@
-"""Which rank sweeps what: tiles in columns, and bands of each column from top to bottom.
+"""Which rank sweeps which tiles: bands of each column of tiles, from top to bottom.
 
 A band is swept at once, a row of tiles after the other, so that just its outermost tiles read a
 halo. One rank and one column of tiles read every pixel once.
@@ -26,7 +26,7 @@ class Band:
     """Tiles below one another.
 
     Attributes:
-        tiles: Their numbers, from the top.
+        tiles: Numbers of the tiles, from the top.
         strips: Rows of tiles that it is swept in, until its own tiles are done: the last one may
             not have to come.
         part: The window of all strips.
@@ -41,7 +41,7 @@ def bands(tiling: Tiling, numbers: Sequence[int], parts: int) -> list[list[Band]
     """Bands that all tiles of `numbers` are in, shared out over the ranks as evenly as they can be.
 
     Args:
-        tiling: Its halo is the exact one.
+        tiling: A tiling with the exact halo.
         numbers: Tiles, in any order.
         parts: Ranks; as many as columns of tiles where these exchange halos.
 
@@ -57,7 +57,7 @@ def bands(tiling: Tiling, numbers: Sequence[int], parts: int) -> list[list[Band]
         return [[_band(tiling, run)] if run else [] for run in columns]
     in_columns = sorted(numbers, key=lambda number: (number % num_cols, number))
     edges = [len(in_columns) * part // parts for part in range(parts + 1)]
-    found = []
+    shares = []
     for first, stop in pairwise(edges):
         runs: list[list[int]] = []
         for number in in_columns[first:stop]:
@@ -65,8 +65,8 @@ def bands(tiling: Tiling, numbers: Sequence[int], parts: int) -> list[list[Band]
                 runs[-1].append(number)
             else:
                 runs.append([number])
-        found.append([_band(tiling, run) for run in runs])
-    return found
+        shares.append([_band(tiling, run) for run in runs])
+    return shares
 
 
 def _band(tiling: Tiling, run: list[int]) -> Band:

@@ -1,4 +1,4 @@
-"""The squares that images are cut into where they are looked at piece by piece."""
+"""Square blocks of images, for work that goes piece by piece."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ __all__ = ["Blocks"]
 class Blocks(Sequence[tuple[int, Window]]):
     """The blocks of images, each with its image's number: image by image, row by row.
 
-    A block is made when it is asked for: an image of 10¹² pixels has a million of them.
+    A block is made when it is needed: an image of 10¹² pixels has a million of them.
 
     Args:
         sizes: Height and width of each image.
-        side_px: Of a block; those at the lower and right edges of an image are smaller.
+        side_px: Side of a block; those at the lower and right edges of an image are smaller.
     """
 
     def __init__(self, sizes: Sequence[tuple[int, int]], side_px: int) -> None:
@@ -34,7 +34,7 @@ class Blocks(Sequence[tuple[int, Window]]):
     def __getitem__(self, number: slice) -> list[tuple[int, Window]]: ...
     def __getitem__(self, number: int | slice) -> tuple[int, Window] | list[tuple[int, Window]]:
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
+            return [self[n] for n in range(*number.indices(len(self)))]
         number = range(len(self))[number]
         image = bisect_right(self._ends, number)
         first = self._ends[image - 1] if image else 0

@@ -15,7 +15,7 @@ def by_corners(layer: Layer) -> bool:
 
 
 def by_place(layer: Layer) -> bool:
-    """Whether it must know its place: coordinates, masks of cells, what averages are put to too."""
+    """Whether it must know its place: coordinates, masks of cells, enlarged averages too."""
     match layer:
         case Expand() | Dropout(drops="cells") | Coordinates():
             return True

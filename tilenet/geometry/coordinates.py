@@ -12,14 +12,14 @@ OFFSETS = {"ends": 0.0, "middles": 0.5, "edges": 0.0, "counted": 1.0, "cells": 0
 
 @dataclass(frozen=True)
 class Coordinates(Layer):
-    """Numbers that change evenly along rows and columns of the whole map, whatever it holds.
+    """Numbers that change evenly along rows and columns of the whole map, whatever its values.
 
     Attributes:
-        numbers: Three of each channel: where rows and columns begin, and what is added along rows
-            and along columns.
-        unit: How much of that is added at cell i of n along an axis: `ends`, i / (n − 1);
+        numbers: Three of each channel: the value at the first cell, and the amounts that are added
+            along rows and along columns.
+        unit: Share of these that is added at cell i of n along an axis: `ends`, i / (n − 1);
             `middles`, (i + 1/2) / n; `edges`, i / n; `counted`, (i + 1) / n; `cells`, i.
-        epsilon: What is added to what these divide by.
+        epsilon: Number that is added to the divisor of these shares.
     """
 
     numbers: tuple[float, ...] = ()

@@ -42,7 +42,7 @@ NormContext = Literal["none", "tile", "image"]
 
 @dataclass(frozen=True)
 class Context:
-    """What a network asks of the tiles that it runs on; all in input pixels.
+    """What tiles a network needs; all in input pixels.
 
     Attributes:
         alignment_px: Tile origins and own sizes are multiples of this, the total stride.
@@ -96,8 +96,8 @@ Interval = tuple[int, int] | None  # first and last cell; None: no cell
 def summed_cells(layers: tuple[Layer, ...]) -> tuple[int, ...]:
     """Numbers of the layers that sum over each tile's own cells of their input.
 
-    These are averages of the whole image and statistics of norms. What is summed of a whole map is
-    the same on all tiles.
+    These are averages of the whole image and statistics of norms. Sums of a whole map are the same
+    on all tiles.
     """
     return tuple(
         number
@@ -113,7 +113,7 @@ def input_interval(
     """First and last input pixel that the output cells `first` to `last` look at.
 
     Pixels and cells are counted from the start of the read window; the answer may lie outside.
-    What a whole map looks at is not counted: it is a sum over all tiles.
+    Cells under a whole map are not counted: it is a sum over all tiles.
 
     Args:
         own_px: First pixel of a tile's own window and the one behind its last, whose cells must
@@ -141,7 +141,8 @@ def reached(
     """As `input_interval`; None: averages alone.
 
     Args:
-        stop: How many layers make the output, of which kept maps that they do not take are none.
+        stop: Number of layers that make the output; stashed maps that these do not take are left
+            out.
     """
     interval: Interval = (first, last)
     waiting: dict[str, Interval] = {}
@@ -150,9 +151,9 @@ def reached(
     for number, shifts in reversed(list(enumerate(_shifts(layers)))[:stop]):
         layer = layers[number]
         if isinstance(layer, Joining | Expand):
-            own, *kept = shifts
+            own, *stashed = shifts
             waiting |= {
-                name: _moved(interval, shift) for name, shift in zip(layer.names, kept, strict=True)
+                n: _moved(interval, shift) for n, shift in zip(layer.names, stashed, strict=True)
             }
             interval = _moved(interval, own)
         elif isinstance(layer, Stash):
@@ -183,7 +184,7 @@ def _both(a: Interval, b: Interval) -> Interval:
 def context_of(layers: tuple[Layer, ...]) -> Context:
     """Walk the layers and say what tiles they need, along rows and along columns the same.
 
-    Of a module as it is, all that is known is that no pixel looks further than a window.
+    For a module as it is, all that is known is that no pixel looks further than a window.
 
     Raises:
         TilenetError: The network's output is not on its input's pixel grid.
@@ -191,15 +192,15 @@ def context_of(layers: tuple[Layer, ...]) -> Context:
     if (opaque := opaque_of(layers)) is not None:
         far = opaque.window_px
         return Context(opaque.unit_px, 0, far, far, opaque.step_px, valid=False)
-    one, cols = _along_an_axis(layers), across(layers)
+    rows, cols = _along_an_axis(layers), across(layers)
     if cols is layers:
-        return one
+        return rows
     other = _along_an_axis(cols)
     return replace(
-        one,
-        context_aligned_px=max(one.context_aligned_px, other.context_aligned_px),
-        context_any_pixel_px=max(one.context_any_pixel_px, other.context_any_pixel_px),
-        halo_px=max(one.halo_px, other.halo_px),
+        rows,
+        context_aligned_px=max(rows.context_aligned_px, other.context_aligned_px),
+        context_any_pixel_px=max(rows.context_any_pixel_px, other.context_any_pixel_px),
+        halo_px=max(rows.halo_px, other.halo_px),
     )
 
 
@@ -267,7 +268,7 @@ def prefix_halo_px(layers: tuple[Layer, ...], stop: int) -> int:
     unit = context_of(layers).alignment_px
     first, last = map_grids(layers)[stop].cells(0, unit)
     lines = layers, across(layers)
-    intervals = [one for line in lines if (one := reached(line, first, last, stop=stop))]
+    intervals = [interval for line in lines if (interval := reached(line, first, last, stop=stop))]
     if not intervals:  # an average that was enlarged: no tile looks at its own pixels for it
         return 0
     context = max(0, *(max(-low, high - (unit - 1)) for low, high in intervals))

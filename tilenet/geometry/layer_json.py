@@ -1,6 +1,6 @@
-"""Layers as JSON, and whether a list of them is a network: what a file holds may be anything.
+"""Layers as JSON, and whether a list of them is a network: a file may hold anything.
 
-What is refused here would end in an error of torch, in endless memory, or in a wait without end.
+What is refused here would end in an error of torch, fill the memory, or never end.
 """
 
 import re
@@ -41,13 +41,13 @@ KINDS: dict[str, type[Layer]] = {
 }  # fmt: skip
 
 
-POP = "pop"  # how a join of the map with one kept map behind it is written
+POP = "pop"  # how a join of the map with one stashed map behind it is written
 
 
 def layer_to_json(layer: Layer) -> dict[str, Any]:
     """The layer as a plain dictionary; `kind` names its class.
 
-    A join of the map with one kept map behind it is a `pop`, as in checkpoints before there were
+    A join of the map with one stashed map behind it is a `pop`, as in checkpoints before there were
     other joins: programs that read these go on reading U-Nets.
     """
     match layer:
@@ -79,7 +79,7 @@ def layer_from_json(entry: dict[str, Any]) -> Layer:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
+    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
 
 
 MOST_LAYERS = 10_000
@@ -98,8 +98,8 @@ def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
     """Refuse layers that do not follow on one another.
 
     Raises:
-        TilenetError: There are none or too many; a value has the wrong type or size; a layer takes
-            other channels than the one before gives, or a kept map that nobody stashed.
+        TilenetError: There are too few layers or too many; a value has the wrong type or size; a
+            layer takes other channels than the one before gives, or a map that no layer stashed.
     """
     if not 0 < len(layers) <= MOST_LAYERS:
         raise TilenetError(
@@ -111,13 +111,13 @@ def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
             f"a module as it is has no layers besides it (network.json: {len(layers)}); use "
             "another checkpoint"
         )
-    kept: dict[str, int] = {}
+    stashed: dict[str, int] = {}
     channels = bands
     for number, layer in enumerate(layers):
         wrong = next((f.name for f in fields(layer) if not _is_sound(layer, f)), None)
         if wrong is None and layer.in_channels != channels:
             wrong = "in_channels"
-        if wrong is None and not _fits(layer, kept):
+        if wrong is None and not _fits(layer, stashed):
             wrong = "out_channels"
         if wrong is not None:
             raise TilenetError(
@@ -126,13 +126,13 @@ def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
                 "use another checkpoint"
             )
         if isinstance(layer, Stash):
-            kept[layer.name] = 0 if layer.sizes else layer.out_channels
+            stashed[layer.name] = 0 if layer.sizes else layer.out_channels
         channels = layer.out_channels
-    if channels != classes or kept:
+    if channels != classes or stashed:
         raise TilenetError(
             f"a network gives one channel per class and takes every map that it keeps "
             f"(network.json: {channels} channels, {classes} classes, kept to the end: "
-            f"{_short(list(kept)) if kept else 'none'}); use another checkpoint"
+            f"{_short(list(stashed)) if stashed else 'none'}); use another checkpoint"
         )
 
 
@@ -147,9 +147,9 @@ def check_grids(layers: tuple[Layer, ...]) -> None:
     most = min(MOST_ALIGNMENT_PX, MOST_STEPS // len(layers))
     alignment = 1
 
-    def through(layer: Layer, grid: Grid, kept: tuple[Grid, ...]) -> Grid:
+    def through(layer: Layer, grid: Grid, stashed: tuple[Grid, ...]) -> Grid:
         nonlocal alignment
-        out = layer.grid(grid, *kept)
+        out = layer.grid(grid, *stashed)
         alignment = lcm(alignment, out.stride.numerator or 1)
         dense = max(out.stride.denominator, out.origin.denominator)
         if alignment > most or dense > MOST_ALIGNMENT_PX or abs(out.origin) > MOST_HALO_PX:
@@ -188,14 +188,14 @@ def _is_sound(layer: Layer, part: "Field[Any]") -> bool:
 def _is_plain(value: Any) -> bool:
     """Whether a value consists of words, numbers that a file can hold, and tuples of these."""
     if isinstance(value, tuple):
-        return len(value) <= MOST_PARTS and all(_is_plain(one) for one in value)
+        return len(value) <= MOST_PARTS and all(_is_plain(part) for part in value)
     if isinstance(value, int | float):
         return isfinite(value) and abs(value) <= MOST_NUMBER
     return value is None or isinstance(value, str)
 
 
-def _fits(layer: Layer, kept: dict[str, int]) -> bool:
-    """Whether a layer whose values are sound can be built; takes the kept maps that it wants."""
+def _fits(layer: Layer, stashed: dict[str, int]) -> bool:
+    """Whether a layer whose values are sound can be built; takes its stashed maps."""
     same = layer.in_channels == layer.out_channels
     match layer:
         case Conv(cols=cols) if cols and not _is_rectangle(layer):
@@ -223,16 +223,16 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
         case Dropout():
             return same and 0 <= layer.probability <= 1
         case Stash():
-            return same and layer.name not in kept
+            return same and layer.name not in stashed
         case Coordinates():
-            numbers = all(type(one) in (int, float) for one in layer.numbers)
+            numbers = all(type(n) in (int, float) for n in layer.numbers)
             return numbers and len(layer.numbers) == 3 * layer.out_channels and layer.epsilon >= 0
         case Expand():
-            return same and kept.pop(layer.name, None) == 0
+            return same and stashed.pop(layer.name, None) == 0
         case Join() if all(isinstance(name, str) for name in layer.names):
-            return _joins(layer, [kept.pop(name, 0) for name in layer.names])
+            return _joins(layer, [stashed.pop(name, 0) for name in layer.names])
         case Cellwise() if all(isinstance(name, str) for name in layer.names):
-            return _computes(layer, tuple(kept.pop(name, 0) for name in layer.names))
+            return _computes(layer, tuple(stashed.pop(name, 0) for name in layer.names))
         case Join() | Cellwise():
             return False
     return same
@@ -240,7 +240,7 @@ def _fits(layer: Layer, kept: dict[str, int]) -> bool:
 
 def _is_rectangle(layer: Conv) -> bool:
     """Whether a kernel that is not square gives maps of the same grid along both axes."""
-    if len(layer.cols) != 3 or not all(type(one) is int for one in layer.cols):
+    if len(layer.cols) != 3 or not all(type(n) is int for n in layer.cols):
         return False
     kernel, dilation, padding = layer.cols
     sound = 0 < kernel <= MOST_CELLS and 0 < dilation <= MOST_CELLS and 0 <= padding <= MOST_CELLS
@@ -272,7 +272,7 @@ def _steps_fit(layer: Cellwise | Conv, maps: int) -> bool:
     there = maps + len(layer.weights)
     for number, step in enumerate(layer.steps):
         match step:
-            case (str(), *arguments) if all(_refers(one, there + number) for one in arguments):
+            case (str(), *arguments) if all(_refers(x, there + number) for x in arguments):
                 continue
         return False
     return bool(layer.steps) or not layer.weights
@@ -286,7 +286,7 @@ def _refers(argument: Any, there: int) -> bool:
         case ("size", int(number), str(letters)):
             return 0 < number <= MOST_CHANNELS and set(letters) <= set("BHW")
         case ("list", *arguments):
-            return all(_refers(one, there) for one in arguments)
+            return all(_refers(argument, there) for argument in arguments)
         case ("named", str(), part):
             return _refers(part, there)
     return not isinstance(argument, tuple)
@@ -302,5 +302,5 @@ def _joins(layer: Join, channels: list[int]) -> bool:
         case "take":
             return [layer.out_channels] == channels
     # A map of one channel counts for all.
-    given = {layer.in_channels, *channels}
-    return layer.out_channels == max(given) and given <= {1, layer.out_channels}
+    widths = {layer.in_channels, *channels}
+    return layer.out_channels == max(widths) and widths <= {1, layer.out_channels}

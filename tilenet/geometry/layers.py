@@ -1,4 +1,4 @@
-"""What one layer does to the pixel grid: the one list that everything reads.
+"""What one layer does to the pixel grid: the single list that all rooms read.
 
 A network is a flat tuple of these frozen layers. The halo walk, the parameter counts, the memory
 model and `tilenet.model.network`, which builds the modules, all read the very same tuple, so what
@@ -7,7 +7,7 @@ each method speaks of one axis and counts in *cells*, the pixels of a feature ma
 not square, it speaks of rows, and that of `across` of columns.
 
 Most layers take the map of the layer before. A `Stash` keeps that map under a name; a `Join`, a
-`Cellwise` and an `Expand` take kept maps too, each of them once.
+`Cellwise` and an `Expand` take stashed maps too, each of them once.
 
 A `GlobalPool` makes a map of a few cells out of the whole image's, and the layers behind it work on
 these cells, alike on every tile, until a gate or an `Expand` brings them back to the pixels. Such a
@@ -62,11 +62,11 @@ class Layer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the kept maps that it takes besides the map of the layer before."""
+        """Names of the stashed maps that it takes besides the map of the layer before."""
         return ()
 
-    def size(self, cells: int, *kept: int) -> int:
-        """Number of cells that come out of `cells` cells, and of those of the kept maps."""
+    def size(self, cells: int, *stashed: int) -> int:
+        """Number of cells that come out of `cells` cells, and of those of the stashed maps."""
         return cells
 
     def divides(self, cells: int) -> bool:
@@ -80,8 +80,8 @@ class Layer:
         """
         return first, last
 
-    def grid(self, grid: Grid, *kept: Grid) -> Grid:
-        """Where the output's cells stand, given where the input's and those of kept maps do."""
+    def grid(self, grid: Grid, *stashed: Grid) -> Grid:
+        """Where the output's cells stand, given where those of the input and of stashed maps do."""
         return grid
 
     @property
@@ -93,19 +93,19 @@ class Layer:
 def walk(
     layers: tuple[Layer, ...], start: T, through: Callable[[Layer, T, tuple[T, ...]], T]
 ) -> list[T]:
-    """Follow something through the layers, forwards: that of the input, then of each output.
+    """Follow a value through the layers, forwards: that of the input, then of each output.
 
     Args:
-        through: What becomes of it in a layer, given that of the layer's input and those of the
-            kept maps that it takes.
+        through: Function of a layer, the value of its input and those of the stashed maps that it
+            takes; returns the value of its output.
     """
-    found = [start]
-    kept: dict[str, T] = {}
+    values = [start]
+    stashed: dict[str, T] = {}
     for layer in layers:
         if isinstance(layer, Stash):
-            kept[layer.name] = found[-1]
-        found.append(through(layer, found[-1], tuple(kept.pop(name) for name in layer.names)))
-    return found
+            stashed[layer.name] = values[-1]
+        values.append(through(layer, values[-1], tuple(stashed.pop(name) for name in layer.names)))
+    return values
 
 
 class _Windowed(Layer):
@@ -116,7 +116,7 @@ class _Windowed(Layer):
     extra: int
     reach: int
 
-    def size(self, cells: int, *kept: int) -> int:
+    def size(self, cells: int, *stashed: int) -> int:
         return (cells + self._padded - self.reach - 1) // self.stride + 1
 
     def divides(self, cells: int) -> bool:
@@ -126,7 +126,7 @@ class _Windowed(Layer):
         start = first * self.stride - self.padding
         return start, last * self.stride - self.padding + self.reach
 
-    def grid(self, grid: Grid, *kept: Grid) -> Grid:
+    def grid(self, grid: Grid, *stashed: Grid) -> Grid:
         more = (self._padded - self.reach - 1 + self.stride) // self.stride
         return grid.scaled(grid.stride * self.stride, more)
 
@@ -144,8 +144,8 @@ class Conv(_Windowed):
         groups: Groups of channels that are convolved apart.
         extra: Further zeros below and on the right.
         cols: Kernel, dilation and padding along columns, where they differ from those along rows.
-        edge: What is padded: zeros, cells at the edge of the map, or those inside of it in turn.
-        weights, steps: Of a kernel that is computed: of what, and how (see `Cellwise`).
+        edge: Values of the padding: zeros, the cells at the edge, or the map reflected there.
+        weights, steps: Weights and steps of a kernel that is computed (see `Cellwise`).
     """
 
     kernel: int = 3
@@ -212,7 +212,7 @@ class TransposedConv(Layer):
 
     kind: ClassVar[str] = "transposed"
 
-    def size(self, cells: int, *kept: int) -> int:
+    def size(self, cells: int, *stashed: int) -> int:
         return (cells - 1) * self.stride - 2 * self.padding + self.kernel + self.output_padding
 
     def needs(self, first: int, last: int) -> tuple[int, int]:
@@ -220,7 +220,7 @@ class TransposedConv(Layer):
         start = -((self.kernel - 1 - self.padding - first) // self.stride)
         return start, (last + self.padding) // self.stride
 
-    def grid(self, grid: Grid, *kept: Grid) -> Grid:
+    def grid(self, grid: Grid, *stashed: Grid) -> Grid:
         more = self.size(1) - self.stride
         return grid.scaled(grid.stride / self.stride, more)
 
@@ -238,9 +238,9 @@ class Pool(_Windowed):
     the outermost (`align_corners=True`): between places of each block, by its place on the map.
 
     Attributes:
-        padding: Cells on each side that are no maximum, or count as zeros.
+        padding: Cells on each side that are never the maximum, or count as zeros.
         extra: Further ones below and on the right, as torch's `ceil_mode` has them.
-        counts_padding: Whether an average counts padded cells; else it is one of the map's cells.
+        counts_padding: Whether an average counts padded cells; else only the map's cells.
     """
 
     kernel: int = 2
@@ -279,7 +279,7 @@ class Upsample(Layer):
 
     kind: ClassVar[str] = "upsample"
 
-    def size(self, cells: int, *kept: int) -> int:
+    def size(self, cells: int, *stashed: int) -> int:
         return cells * self.factor
 
     def needs(self, first: int, last: int) -> tuple[int, int]:
@@ -294,7 +294,7 @@ class Upsample(Layer):
         more = int(self.mode == "bicubic")
         return floor(low) - more, ceil(high) + more
 
-    def grid(self, grid: Grid, *kept: Grid) -> Grid:
+    def grid(self, grid: Grid, *stashed: Grid) -> Grid:
         return replace(grid, stride=grid.stride / self.factor)
 
 
@@ -303,9 +303,9 @@ class Norm(Layer):
     """Normalisation over cells.
 
     Attributes:
-        scope: Over what its statistics are taken (see `halo.norm_context`); `frozen`, of batch norm
-            only: its running statistics, which do not change.
-        epsilon: Added to variances.
+        scope: Cells of its statistics (see `halo.norm_context`); `frozen`, of batch norm only: its
+            running statistics, which do not change.
+        epsilon: Number that is added to variances.
         momentum: Share of a step's statistics in batch norm's running ones.
     """
 
@@ -338,7 +338,7 @@ class Activation(Layer):
     """A rectifier, which may write over its input.
 
     Attributes:
-        slope: That of the leaky rectifier below 0.
+        slope: Slope of the leaky rectifier below 0.
     """
 
     slope: float = 0.01
@@ -362,11 +362,11 @@ class Stash(Layer):
 
 
 class Joining(Layer):
-    """A layer that takes the map and kept ones, cell by cell.
+    """A layer that takes the map and stashed ones, cell by cell.
 
     Attributes:
-        kept: Names of the kept maps, in order.
-        place: Where the map stands among the kept ones, from 0.
+        kept: Names of the stashed maps, in order.
+        place: Place of the map among the stashed ones, from 0.
     """
 
     kept: tuple[str, ...]
@@ -376,24 +376,24 @@ class Joining(Layer):
     def names(self) -> tuple[str, ...]:
         return self.kept
 
-    def size(self, cells: int, *kept: int) -> int:
-        return max(cells, *kept) if kept else cells
+    def size(self, cells: int, *stashed: int) -> int:
+        return max(cells, *stashed) if stashed else cells
 
-    def grid(self, grid: Grid, *kept: Grid) -> Grid:
-        return next((one for one in (grid, *kept) if not one.whole), grid)
+    def grid(self, grid: Grid, *stashed: Grid) -> Grid:
+        return next((other for other in (grid, *stashed) if not other.whole), grid)
 
 
 @dataclass(frozen=True)
 class Join(Joining):
-    """Joins the map with kept ones.
+    """Joins the map with stashed ones.
 
     Attributes:
-        kept: Names of the kept maps, in order.
+        kept: Names of the stashed maps, in order.
         how: `concatenate` along the channels; `add`, `multiply`, where a whole map of one cell
-            counts for all cells (a gate); `take` the kept map instead of the map.
-        place: Where the map stands among the kept ones, from 0.
-        fit: Where sizes of two maps that are concatenated differ: `crop` cuts the kept map evenly
-            on both sides (valid networks), `pad` adds zeros below and right of the other (odd
+            counts for all cells (a gate); `take` the stashed map instead of the map.
+        place: Place of the map among the stashed ones, from 0.
+        fit: Where sizes of two concatenated maps differ: `crop` cuts the stashed map evenly on both
+            sides (valid networks), `pad` adds zeros below and right of the other (odd
             sizes, approximate).
     """
 
@@ -404,13 +404,13 @@ class Join(Joining):
 
     kind: ClassVar[str] = "join"
 
-    def size(self, cells: int, *kept: int) -> int:
+    def size(self, cells: int, *stashed: int) -> int:
         if self.how == "concatenate":
-            return min(cells, *kept) if self.fit == "crop" else kept[0]
-        return kept[0] if self.how == "take" else max(cells, *kept)
+            return min(cells, *stashed) if self.fit == "crop" else stashed[0]
+        return stashed[0] if self.how == "take" else max(cells, *stashed)
 
-    def grid(self, grid: Grid, *kept: Grid) -> Grid:
-        return kept[0] if self.how == "take" else super().grid(grid, *kept)
+    def grid(self, grid: Grid, *stashed: Grid) -> Grid:
+        return stashed[0] if self.how == "take" else super().grid(grid, *stashed)
 
 
 @dataclass(frozen=True)
@@ -421,9 +421,9 @@ class Cellwise(Joining):
     which the last is the map. A whole map of one cell counts for all cells.
 
     Attributes:
-        kept: Names of the kept maps, in order.
-        place: Where the map stands among the kept ones, from 0.
-        channels: Channels of each kept map.
+        kept: Names of the stashed maps, in order.
+        place: Place of the map among the stashed ones, from 0.
+        channels: Channels of each stashed map.
         single: Numbers of the maps that are whole maps of one cell.
         weights: Name and shape of each weight, and whether it is trained.
         steps: The operators, in the order in which they run.
@@ -448,7 +448,7 @@ class GlobalPool(Layer):
     """Averages over the whole image, a whole map of `bins` × `bins` cells (adaptive pooling).
 
     Attributes:
-        takes: The mean; or, of one bin, the sum or the largest value.
+        takes: The mean; or, with one bin, the sum or the largest value.
     """
 
     bins: int = 1
@@ -456,10 +456,10 @@ class GlobalPool(Layer):
 
     kind: ClassVar[str] = "global_pool"
 
-    def size(self, cells: int, *kept: int) -> int:
+    def size(self, cells: int, *stashed: int) -> int:
         return self.bins
 
-    def grid(self, grid: Grid, *kept: Grid) -> Grid:
+    def grid(self, grid: Grid, *stashed: Grid) -> Grid:
         return WHOLE
 
 
@@ -477,11 +477,11 @@ class Expand(Layer):
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def size(self, cells: int, *kept: int) -> int:
-        return kept[0]
+    def size(self, cells: int, *stashed: int) -> int:
+        return stashed[0]
 
-    def grid(self, grid: Grid, *kept: Grid) -> Grid:
-        return kept[0]
+    def grid(self, grid: Grid, *stashed: Grid) -> Grid:
+        return stashed[0]
 
 
 def across(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:

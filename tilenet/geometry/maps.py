@@ -24,25 +24,25 @@ def output_size(layers: tuple[Layer, ...], cells: int, *, exact: bool = False) -
     """Output cells for an input of `cells` pixels along an axis.
 
     Args:
-        exact: Refuse sizes where a layer would drop a remainder or cut a kept map unevenly.
+        exact: Refuse sizes where a layer would drop a remainder or cut a stashed map unevenly.
 
     Returns:
         The number of cells, 0 where a layer has nothing left to work on or `exact` is broken.
     """
 
-    def through(layer: Layer, cells: int, kept: tuple[int, ...]) -> int:
+    def through(layer: Layer, cells: int, stashed: tuple[int, ...]) -> int:
         if cells < 1 or (exact and not layer.divides(cells)):
             return 0
-        if exact and any((other - cells) % 2 for other in kept if isinstance(layer, Join)):
+        if exact and any((other - cells) % 2 for other in stashed if isinstance(layer, Join)):
             return 0
-        return max(layer.size(cells, *kept), 0)
+        return max(layer.size(cells, *stashed), 0)
 
     sizes = walk(layers, cells, through)
     return sizes[-1] if min(sizes) > 0 else 0
 
 
 def fewest_cells(layers: tuple[Layer, ...], height: int, width: int, images: int | None = 1) -> int:
-    """Fewest values that a normalisation takes its statistics of; 0: none takes any.
+    """Fewest values that a normalisation takes its statistics of; 0: no normalisation takes any.
 
     Args:
         images: Images of a step, over which batch norm takes them; None: in evaluation, where it
@@ -65,8 +65,8 @@ def fewest_cells(layers: tuple[Layer, ...], height: int, width: int, images: int
 @lru_cache(maxsize=64)  # passes over an image ask for the same again and again
 def map_grids(layers: tuple[Layer, ...]) -> tuple[Grid, ...]:
     """Where the cells of each layer's output stand, the input's first."""
-    grids = walk(layers, image_grid(layers), lambda layer, grid, kept: layer.grid(grid, *kept))
-    return tuple(grids)
+    start = image_grid(layers)
+    return tuple(walk(layers, start, lambda layer, *grids: layer.grid(grids[0], *grids[1])))
 
 
 @lru_cache(maxsize=16)
@@ -79,11 +79,11 @@ def image_grid(layers: tuple[Layer, ...]) -> Grid:
     """
     apart = False
 
-    def through(layer: Layer, grid: Grid, kept: tuple[Grid, ...]) -> Grid:
+    def through(layer: Layer, grid: Grid, stashed: tuple[Grid, ...]) -> Grid:
         nonlocal apart
-        out = layer.grid(grid, *kept)
+        out = layer.grid(grid, *stashed)
         if isinstance(layer, Join) and layer.how != "take":
-            apart |= any(one != out for one in (grid, *kept) if not (one.whole or out.whole))
+            apart |= any(x != out for x in (grid, *stashed) if not (x.whole or out.whole))
         return out
 
     grids = walk(layers, Grid(), through)
@@ -97,28 +97,28 @@ Shifts = tuple[int | None, ...]
 
 @lru_cache(maxsize=16)
 def _shifts(layers: tuple[Layer, ...]) -> tuple[Shifts, ...]:
-    """Of each layer that joins maps, by how many cells its output lies inside each of them.
+    """For each layer that joins maps, by how many cells its output lies inside each of them.
 
-    First of the layer's input, then of the kept maps; None: the output looks at none of its cells,
-    since the map is whole or not used. Of other layers: nothing.
+    The layer's input comes first, then the stashed maps; None: the output looks at none of a map's
+    cells, since the map is whole or not used. Other layers have no entries.
     """
-    found: list[Shifts] = []
+    shifts: list[Shifts] = []
 
-    def through(layer: Layer, grid: Grid, kept: tuple[Grid, ...]) -> Grid:
-        out = layer.grid(grid, *kept)
+    def through(layer: Layer, grid: Grid, stashed: tuple[Grid, ...]) -> Grid:
+        out = layer.grid(grid, *stashed)
         if isinstance(layer, Expand):
-            found.append((None, None))
+            shifts.append((None, None))
         elif isinstance(layer, Joining):
             taken = isinstance(layer, Join) and layer.how == "take"
-            used = (None if taken else grid, *kept)
+            used = (None if taken else grid, *stashed)
             names = ("the map before", *layer.names)
-            found.append(tuple(_shift(*one, out) for one in zip(names, used, strict=True)))
+            shifts.append(tuple(_shift(*pair, out) for pair in zip(names, used, strict=True)))
         else:
-            found.append(())
+            shifts.append(())
         return out
 
     walk(layers, image_grid(layers), through)
-    return tuple(found)
+    return tuple(shifts)
 
 
 def _shift(name: str, grid: Grid | None, out: Grid) -> int | None:
@@ -151,9 +151,9 @@ def map_shapes(layers: tuple[Layer, ...], height: int, width: int) -> tuple[MapS
     """The network's input, then each layer's output: one more than there are layers."""
     start = MapShape(layers[0].in_channels, height, width)
 
-    def through(layer: Layer, before: MapShape, kept: tuple[MapShape, ...]) -> MapShape:
-        rows = layer.size(before.rows, *(one.rows for one in kept))
-        cols = layer.size(before.cols, *(one.cols for one in kept))
+    def through(layer: Layer, before: MapShape, stashed: tuple[MapShape, ...]) -> MapShape:
+        rows = layer.size(before.rows, *(shape.rows for shape in stashed))
+        cols = layer.size(before.cols, *(shape.cols for shape in stashed))
         return MapShape(layer.out_channels, rows, cols)
 
     return tuple(walk(layers, start, through))

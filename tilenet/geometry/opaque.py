@@ -1,4 +1,4 @@
-"""A module that stays as it is: what it looks at is unknown, so it runs on windows of one size.
+"""A module that stays as it is: its receptive field is unknown, so it runs on windows of one size.
 
 Windows of a map overlap by half. So the windows that touch what a tile owns begin half a window
 before it, and each pixel away from the image's edges lies in four of them.
@@ -21,8 +21,7 @@ class Opaque(Layer):
 
     Attributes:
         window_px: Height and width of the windows that it runs on, an even number.
-        code: What makes it, as in `package:function`; for people, since a file names no code to
-            run.
+        code: Name of the function that makes it, as in `package:function`; for people only.
     """
 
     window_px: int
@@ -32,7 +31,7 @@ class Opaque(Layer):
 
     @property
     def note(self) -> str:
-        """What is said of a run and of a map, and stands in the map's metadata."""
+        """The note about a run and a map, which is in the map's metadata too."""
         return (
             f"approximate: it sees windows of {self.window_px} × {self.window_px} px and nothing "
             "around them; maps are blended of windows that overlap by half"
@@ -40,7 +39,7 @@ class Opaque(Layer):
 
     @property
     def step_px(self) -> int:
-        """From one window of a map to the next."""
+        """Pixels from one window of a map to the next."""
         return self.window_px // 2
 
     @property
@@ -50,12 +49,12 @@ class Opaque(Layer):
 
 
 def opaque_of(layers: tuple[Layer, ...]) -> Opaque | None:
-    """The network's only layer, where it is a module as it is; None: it is a list of layers."""
+    """The only layer of a module as it is; None: the network is a list of layers."""
     return layers[0] if layers and isinstance(layers[0], Opaque) else None
 
 
 def no_code(layer: Opaque, where: str) -> TilenetError:
-    """What is said where the module is needed and nobody named it."""
+    """The error where the module is needed and not named."""
     return TilenetError(
         f"a checkpoint of windows holds weights, not the module's code ({where}: {layer.code}); "
         f"map with --network {layer.code} and its --options, in Python with module="

@@ -1,4 +1,4 @@
-"""Which cells of each layer's map a rank owns, needs, takes from others and gives to them.
+"""Which cells of each layer's map a rank owns, needs, takes from other ranks and gives to them.
 
 With `halo_mode: exchange` a rank holds its own window of every feature map and nothing else. A cell
 belongs to the rank that owns the pixels it stands for, so maps of one grid are shared out alike
@@ -38,8 +38,8 @@ class AxisShares:
         cells: Cells of the whole input map.
         edges: Between the ranks' input cells: rank i owns `edges[i]` to `edges[i + 1] − 1`.
         out_edges: Between the ranks' output cells, in the same way.
-        needs: For each rank the first input cell that its output looks at, and the one behind the
-            last; they may lie outside of the map, where the layer sees its border.
+        needs: First input cell that each rank's output looks at, and the one behind the last; they
+            may lie outside of the map, where the layer sees its border.
     """
 
     stride: Fraction
@@ -49,20 +49,20 @@ class AxisShares:
     needs: tuple[tuple[int, int], ...]
 
     def inside(self, rank: int) -> tuple[int, int]:
-        """What a rank needs of the map itself."""
+        """The cells of the map itself that a rank needs."""
         first, stop = self.needs[rank]
         return max(first, 0), min(stop, self.cells)
 
 
 @dataclass(frozen=True)
 class LayerHalo:
-    """What a rank's share of a layer's input lacks and what others lack of it, in cells.
+    """The halo that a rank takes and gives before a layer, in cells.
 
     Attributes:
         own: The rank's window of the input map.
-        need: What its output needs of the map; may be smaller than `own`.
+        need: The part of the map that its output needs; may be smaller than `own`.
         border: Cells that its output looks at outside of the map: above, below, left, right.
-        out: Its window of the output map.
+        out: The rank's window of the output map.
         takes: The parts of `need` that others own, with their numbers in the grid, row by row.
         gives: The parts of `own` that others need.
     """
@@ -96,7 +96,7 @@ def axis_shares(
         edges_px: Between the ranks' own pixels, 0 and `pixels` included.
 
     Raises:
-        TilenetError: A kept map does not lie on the map that it joins.
+        TilenetError: A stashed map does not lie on the map that it joins.
     """
     return _axis_shares(layers, pixels, tuple(edges_px))
 
@@ -107,21 +107,21 @@ def _axis_shares(
 ) -> tuple[AxisShares, ...]:
     shares = []
 
-    def through(layer: Layer, before: _Map, kept: tuple[_Map, ...]) -> _Map:
-        size = layer.size(before.cells, *(one.cells for one in kept))
-        grid = layer.grid(before.grid, *(one.grid for one in kept))
+    def through(layer: Layer, before: _Map, stashed: tuple[_Map, ...]) -> _Map:
+        size = layer.size(before.cells, *(map_.cells for map_ in stashed))
+        grid = layer.grid(before.grid, *(map_.grid for map_ in stashed))
         out = _Map(grid, size, own_edges(grid, size, edges_px))
-        # Of a whole map all is there; of one for which another is taken, nothing is looked at.
+        # All of a whole map is there; a map for which another is taken is not looked at.
         taken = isinstance(layer, Join) and layer.how == "take"
         if isinstance(layer, Joining):
-            joined = kept if taken else (*kept, before)
-            edges = {one.edges for one in joined if not one.grid.whole}
+            joined = stashed if taken else (*stashed, before)
+            edges = {map_.edges for map_ in joined if not map_.grid.whole}
             if len(edges) > 1:
-                shown = " and ".join(map(str, sorted(edges, reverse=True)))
+                ends = " and ".join(map(str, sorted(edges, reverse=True)))
                 names = ", ".join(layer.names)
                 raise TilenetError(
                     f"a skip must be shared out as the map that it joins ({names}: cells end at "
-                    f"{shown}); use halo_mode: overlap"
+                    f"{ends}); use halo_mode: overlap"
                 )
         local = not (before.grid.whole or out.grid.whole or taken)
         own = pairwise(before.edges)
@@ -156,7 +156,7 @@ def tiling_shares(
 
 
 def own_cells(rows: AxisShares, cols: AxisShares, tiling: Tiling, number: int) -> Window:
-    """What a tile owns of a layer's input, from the first cell on that it computes."""
+    """The tile's own window of a layer's input, from the first cell on that it computes."""
     row, col = divmod(number, tiling.grid[1])
     own, start = _own(rows, cols, row, col), (0, 0)
     if (
@@ -197,24 +197,24 @@ def check_shares(layers: tuple[Layer, ...], spans: tuple[Span, ...], axis: str) 
     """Refuse shares narrower than a halo, which the next neighbour alone could not fill.
 
     Raises:
-        TilenetError: With the smallest legal share.
+        TilenetError: Names the smallest legal share.
     """
     edges = (*(span.first for span in spans), spans[-1].first + spans[-1].own)
     unit = context_of(layers).alignment_px
     layers = layers if axis == "rows" else across(layers)
     least, where = unit, ""
-    for index, (layer, one) in enumerate(
+    for index, (layer, shares) in enumerate(
         zip(layers, axis_shares(layers, edges[-1], edges), strict=True)
     ):
         widest = 0
-        for rank, (first, stop) in enumerate(one.needs):
+        for rank, (first, stop) in enumerate(shares.needs):
             # Not cut at the map's edge: a wider share, which may be the remedy, reaches further.
-            before = one.edges[rank] - first if rank > 0 else 0
-            behind = stop - one.edges[rank + 1] if rank < len(spans) - 1 else 0
+            before = shares.edges[rank] - first if rank > 0 else 0
+            behind = stop - shares.edges[rank + 1] if rank < len(spans) - 1 else 0
             widest = max(widest, before, behind)
-        wanted = ceil(widest * one.stride / unit) * unit
-        if wanted > least and len(spans) > 1:
-            least, where = wanted, f"layer {index}, a {layer.kind} with a halo of {widest} cells"
+        needed = ceil(widest * shares.stride / unit) * unit
+        if needed > least and len(spans) > 1:
+            least, where = needed, f"layer {index}, a {layer.kind} with a halo of {widest} cells"
     smallest = min(span.own for span in spans)
     if smallest < least:
         raise TilenetError(
@@ -226,21 +226,21 @@ def check_shares(layers: tuple[Layer, ...], spans: tuple[Span, ...], axis: str) 
 
 
 def halo_of(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> LayerHalo:
-    """What the rank at (row, column) of the grid exchanges before a layer."""
+    """The halo that the rank at (row, column) of the grid exchanges before a layer."""
     num_rows, num_cols = len(rows.needs), len(cols.needs)
     row, col = place
     own, need = _own(rows, cols, row, col), _need(rows, cols, row, col)
     takes, gives = [], []
-    # Nobody further away: `check_shares`.
+    # No rank further away: `check_shares`.
     for other_row in range(max(row - 1, 0), min(row + 2, num_rows)):
         for other_col in range(max(col - 1, 0), min(col + 2, num_cols)):
             if (other_row, other_col) == place:
                 continue
             number = other_row * num_cols + other_col
             taken = overlap(need, _own(rows, cols, other_row, other_col))
-            given = overlap(_need(rows, cols, other_row, other_col), own)
+            theirs = overlap(_need(rows, cols, other_row, other_col), own)
             takes += [(number, taken)] if taken else []
-            gives += [(number, given)] if given else []
+            gives += [(number, theirs)] if theirs else []
     (top, bottom), (left, right) = _border(rows, row), _border(cols, col)
     out = Window(
         rows.out_edges[row],

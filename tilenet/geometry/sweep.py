@@ -26,7 +26,7 @@ Rows = tuple[int, int]  # the first, and the one behind the last
 
 @dataclass(frozen=True)
 class LayerRows:
-    """What a layer does in a strip.
+    """Rows that a layer computes and reads in a strip.
 
     Attributes:
         out: Rows that it computes of its map.
@@ -40,12 +40,12 @@ class LayerRows:
 
 @dataclass(frozen=True)
 class Strip:
-    """What happens when a strip has come in.
+    """The work of each layer once a strip has come in.
 
     Attributes:
         image: Rows of the image; none when all have come, and layers still look beyond its end.
-        layers: For each layer in order.
-        held: For the image and each layer's map the rows that are kept for strips to come.
+        layers: Rows of each layer, in order.
+        held: Rows of the image and of each layer's map that are kept for strips to come.
     """
 
     image: Rows
@@ -54,7 +54,7 @@ class Strip:
 
     @property
     def output(self) -> Rows:
-        """Rows of the network's output that it completes."""
+        """Rows of the network's output that the strip completes."""
         return self.layers[-1].out
 
 
@@ -64,8 +64,8 @@ class Sweeps:
 
     Attributes:
         edges: Rows between strips, as for `sweep`.
-        kept: For the sweep to each layer that averages the numbers of the maps that are kept for
-            those after it; empty: all begin at the image.
+        kept: Numbers of the maps that the sweep to a layer that averages keeps for later sweeps,
+            by the layer; empty: all sweeps begin at the image.
     """
 
     edges: Sequence[int]
@@ -74,7 +74,7 @@ class Sweeps:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Whose rows a layer waits for, and whose it reads; maps are counted from the image, 0."""
+    """Maps whose rows a layer waits for, and maps that it reads, counted from the image, 0."""
 
     waits: tuple[int, ...]
     reads: tuple[int, ...]
@@ -82,7 +82,7 @@ class _Reader:
 
 def row_readers(layers: tuple[Layer, ...]) -> tuple[tuple[int, ...], ...]:
     """For each layer the maps that it reads rows of, the image being number 0."""
-    return tuple(one.reads for one in _readers(layers))
+    return tuple(reader.reads for reader in _readers(layers))
 
 
 def last_readers(layers: tuple[Layer, ...], own: range | None = None) -> list[list[int]]:
@@ -93,26 +93,26 @@ def last_readers(layers: tuple[Layer, ...], own: range | None = None) -> list[li
     """
     own, readers = own or range(len(layers)), row_readers(layers)
     last = {map_: layer for layer in own for map_ in readers[layer]}
-    found: list[list[int]] = [[] for _ in layers]
+    read_last: list[list[int]] = [[] for _ in layers]
     for map_ in range(len(layers)):
-        # Without a reader: a map that is averaged, or whose place another takes.
-        found[last.get(map_, min(map_, own[-1]))].append(map_)
-    return found
+        # Without a reader: a map that is averaged, or that another replaces.
+        read_last[last.get(map_, min(map_, own[-1]))].append(map_)
+    return read_last
 
 
 def maps_before(
     layers: tuple[Layer, ...], maps: Iterable[int], there: Collection[int]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """What is computed for some maps, these included, and from which maps that are there.
+    """The maps to compute for `maps`, these included, and the maps at hand that are read for them.
 
     Averages and statistics are known, as for `sweep`.
 
     Args:
         maps: Numbers of maps, the image being 0.
-        there: Numbers of those that need no computing.
+        there: Numbers of the maps at hand.
 
     Returns:
-        Numbers of maps to compute, and of the ones of `there` and the image that are read.
+        Numbers of the maps to compute, and of the maps of `there` and the image that are read.
     """
     readers, left = row_readers(layers), list(maps)
     computed, read = set[int](), set[int]()
@@ -127,7 +127,7 @@ def maps_before(
 
 
 def strip_edges(rows: int, strip_rows: int) -> tuple[int, ...]:
-    """Edges of strips of so many rows, the last of which may have fewer."""
+    """Edges of strips of `strip_rows` rows, the last of which may have fewer."""
     return (*range(0, rows, strip_rows), rows)
 
 
@@ -139,8 +139,8 @@ def sweep(
     Behind the last rows of the image come strips without any, so that layers never compute more
     rows at once than elsewhere.
 
-    Averages and statistics of the whole image are taken as known, and what only they look at is
-    not computed.
+    Averages and statistics of the whole image are taken as known, and layers that only they look at
+    are not computed.
 
     Args:
         layers: A network with *same* padding, or its first layers.
@@ -150,14 +150,14 @@ def sweep(
     """
     own = own or range(len(layers))
     rows, height = edges[-1], edges[-1] - edges[-2]
-    sizes = walk(layers, rows, lambda layer, size, kept: layer.size(size, *kept))
+    sizes = walk(layers, rows, lambda layer, size, stashed: layer.size(size, *stashed))
     readers = _readers(layers)
     read_by: list[list[int]] = [[] for _ in sizes]
-    seen = _seen(readers)
-    sizes = [size if number in seen else 0 for number, size in enumerate(sizes)]
+    needed = _needed_maps(readers)
+    sizes = [size if number in needed else 0 for number, size in enumerate(sizes)]
     for number, reader in enumerate(readers):
-        for one in reader.reads if number + 1 in seen and number in own else ():
-            read_by[one].append(number)
+        for map_ in reader.reads if number + 1 in needed and number in own else ():
+            read_by[map_].append(number)
     come = [0] * len(sizes)  # rows of each map, those beyond its end too
     more = [0] * len(sizes)  # that came with the strip before
     ends = iter(edges[1:])
@@ -175,38 +175,38 @@ def sweep(
         held = tuple((stop, stop) for stop in done)
         if come[-1] < sizes[-1]:
             held = tuple(
-                (min(_still_read(layers, read_by[one], done, sizes, stop), stop), stop)
-                for one, stop in enumerate(done)
+                (min(_still_read(layers, read_by[map_], done, sizes, stop), stop), stop)
+                for map_, stop in enumerate(done)
             )
         yield Strip(image, tuple(steps), held)
 
 
-def _seen(readers: tuple[_Reader, ...]) -> set[int]:
+def _needed_maps(readers: tuple[_Reader, ...]) -> set[int]:
     """The maps that the output looks at, or waits for."""
-    seen = {len(readers)}
+    needed = {len(readers)}
     for number in reversed(range(len(readers))):
-        if number + 1 in seen:
-            seen.update(readers[number].waits)
-    return seen
+        if number + 1 in needed:
+            needed.update(readers[number].waits)
+    return needed
 
 
 @lru_cache(maxsize=64)
 def _readers(layers: tuple[Layer, ...]) -> tuple[_Reader, ...]:
-    grids, kept = map_grids(layers), dict[str, int]()
-    found = []
+    grids, stashed = map_grids(layers), dict[str, int]()
+    readers = []
     for number, layer in enumerate(layers):
-        named = tuple(kept.pop(name) for name in layer.names)
+        named = tuple(stashed.pop(name) for name in layer.names)
         if isinstance(layer, Stash):
-            kept[layer.name] = number
+            stashed[layer.name] = number
         if isinstance(layer, Expand):
-            found.append(_Reader(named, ()))
+            readers.append(_Reader(named, ()))
             continue
         taken = named if isinstance(layer, Join) and layer.how == "take" else (number, *named)
         rows = tuple(
-            one for one in taken if not (grids[one].whole or isinstance(layer, GlobalPool))
+            map_ for map_ in taken if not (grids[map_].whole or isinstance(layer, GlobalPool))
         )
-        found.append(_Reader(rows, rows))
-    return tuple(found)
+        readers.append(_Reader(rows, rows))
+    return tuple(readers)
 
 
 def _needs(layer: Layer, first: int, stop: int) -> Rows:
@@ -222,14 +222,14 @@ def _ready(
     """The first row of a layer that looks at rows which have not come yet.
 
     Args:
-        first: It is not before this one.
-        more: Behind the first by so many rows, most likely.
+        first: A row that it is not before.
+        more: Rows that it most likely lies behind `first`.
     """
-    # Beyond its end too, where layers see their border: as many as any layer looks at.
+    # Rows beyond its end too, where layers see their border: as many as any layer looks at.
     stop = max(first, 2 * size + MOST_BORDER) + 1
     if not waits:
         return stop
-    come_rows = min([come[one] for one in waits])
+    come_rows = min([come[map_] for map_ in waits])
 
     def must_wait(row: int) -> bool:
         return (row if isinstance(layer, Expand) else layer.needs(row, row)[1]) >= come_rows

@@ -49,6 +49,13 @@ class Symmetry:
             return Window(col, row, window.width, window.height)
         return Window(row, col, window.height, window.width)
 
+    @property
+    def back(self) -> "Symmetry":
+        """The symmetry that turns the turned image back."""
+        if self.transposed:
+            return Symmetry(True, self.flips_cols, self.flips_rows)
+        return self
+
     def turn(self, array: T) -> T:
         """The source's pixels (…, H, W), turned; a view."""
         pixels: Any = array
@@ -74,9 +81,9 @@ _QUARTERS = (
 
 
 SYMMETRIES = tuple(
-    Symmetry(transposed, one.flips_rows, one.flips_cols)
+    Symmetry(transposed, flip.flips_rows, flip.flips_cols)
     for transposed in (False, True)
-    for one in _FLIPS
+    for flip in _FLIPS
 )
 
 

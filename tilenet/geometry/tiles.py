@@ -18,11 +18,12 @@ from tilenet.geometry.layers import Conv, Layer
 from tilenet.geometry.maps import fewest_cells, map_shapes, output_size
 from tilenet.geometry.opaque import opaque_of
 from tilenet.geometry.pieces import parts
+from tilenet.geometry.symmetries import Symmetry
 from tilenet.geometry.windows import Window
 
 __all__ = [
     "Cut", "HaloRule", "Span", "Tile", "Tiling", "check_cells", "cut", "halo_rule", "own_pieces",
-    "owned",
+    "owned", "turned_tiling",
 ]  # fmt: skip
 
 
@@ -72,12 +73,12 @@ class HaloRule:
 
 
 def halo_rule(
-    asked: int | str, context: Context, layers: tuple[Layer, ...], epsilon_px: int
+    halo: int | str, context: Context, layers: tuple[Layer, ...], epsilon_px: int
 ) -> HaloRule:
     """The rule that a run asks for.
 
     Args:
-        asked: `exact`; `epsilon` for the paper's tiling, to the pixel and without alignment; or
+        halo: `exact`; `epsilon` for the paper's tiling, to the pixel and without alignment; or
             pixels.
         epsilon_px: The paper's halo for this network; 0: it has none.
 
@@ -85,49 +86,49 @@ def halo_rule(
         TilenetError: The network is unpadded and has no choice, or the pixels break the alignment.
     """
     if (opaque := opaque_of(layers)) is not None:
-        if asked != "exact":
+        if halo != "exact":
             raise TilenetError(
-                f"windows overlap by half, whatever the network (halo: {asked}, window: "
+                f"windows overlap by half, whatever the network (halo: {halo}, window: "
                 f"{opaque.window_px} px); use halo: exact"
             )
         return HaloRule(opaque.step_px, opaque.step_px, exact=False)
     unit = context.alignment_px
-    if asked == "exact":
+    if halo == "exact":
         valid_layers = layers if context.valid else ()
         return HaloRule(context.halo_px, unit, context.offset_px, valid_layers)
     if context.valid:
         raise TilenetError(
-            f"an unpadded network's halo follows from its layers (halo: {asked}, padding: valid); "
+            f"an unpadded network's halo follows from its layers (halo: {halo}, padding: valid); "
             "use halo: exact"
         )
-    if asked == "epsilon" and not epsilon_px:
+    if halo == "epsilon" and not epsilon_px:
         raise TilenetError(
             "the paper's halo is one of U-Nets (halo: epsilon, the network is a module); use halo: "
             "exact"
         )
-    if asked == "epsilon":
+    if halo == "epsilon":
         return HaloRule(epsilon_px, 1, exact=False)
-    if not isinstance(asked, int):
-        raise TilenetError(f"halo is exact, epsilon or a number of pixels (halo: {asked})")
-    if asked < 0 or asked % unit:
-        lower = max(0, asked // unit * unit)
+    if not isinstance(halo, int):
+        raise TilenetError(f"halo is exact, epsilon or a number of pixels (halo: {halo})")
+    if halo < 0 or halo % unit:
+        lower = max(0, halo // unit * unit)
         raise TilenetError(
-            f"a halo must be a multiple of the network's total stride (halo: {asked} px, stride: "
+            f"a halo must be a multiple of the network's total stride (halo: {halo} px, stride: "
             f"{unit} px); nearest: {lower} or {lower + unit}, or halo: epsilon for the paper's"
         )
-    return HaloRule(asked, unit, exact=asked >= context.halo_px)
+    return HaloRule(halo, unit, exact=halo >= context.halo_px)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What was asked: a number of tiles along each axis, or a largest own size of tiles."""
+    """How many tiles there are along each axis, or how large a tile's own size is at most."""
 
     grid: tuple[int, int] | None = None
     size_px: int | None = None
 
 
 class Tiles(Sequence[Tile]):
-    """Tiles, row by row, each made when it is asked for: of a huge image there are millions."""
+    """Tiles, row by row, each made when it is needed: a huge image has millions."""
 
     def __init__(self, rows: tuple[Span, ...], cols: tuple[Span, ...]) -> None:
         self._rows, self._cols = rows, cols
@@ -141,7 +142,7 @@ class Tiles(Sequence[Tile]):
     def __getitem__(self, number: slice) -> list[Tile]: ...
     def __getitem__(self, number: int | slice) -> Tile | list[Tile]:
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
+            return [self[n] for n in range(*number.indices(len(self)))]
         place = range(len(self))[number]
         row, col = self._rows[place // len(self._cols)], self._cols[place % len(self._cols)]
         return Tile(
@@ -206,18 +207,18 @@ def _ends(spans: tuple[Span, ...]) -> int:
     return spans[-1].first + spans[-1].own
 
 
-def cut(height: int, width: int, asked: Cut, rule: HaloRule) -> Tiling:
+def cut(height: int, width: int, tiles: Cut, rule: HaloRule) -> Tiling:
     """Cut a raster of `height` × `width` pixels into tiles.
 
     Raises:
         TilenetError: The raster is empty, or the tiles asked for are smaller than the alignment.
     """
-    rows, cols = asked.grid or (None, None)
+    rows, cols = tiles.grid or (None, None)
     return Tiling(
         height=height,
         width=width,
-        rows=_spans(height, "rows", rows, asked.size_px, rule),
-        cols=_spans(width, "columns", cols, asked.size_px, rule),
+        rows=_spans(height, "rows", rows, tiles.size_px, rule),
+        cols=_spans(width, "columns", cols, tiles.size_px, rule),
         rule=rule,
     )
 
@@ -264,12 +265,40 @@ def _span(first: int, own: int, widest: int, extended: int, rule: HaloRule) -> S
     return Span(start=start, read=read, first=first, own=own)
 
 
-def _legal_size(rule: HaloRule, wanted: int, smallest: int) -> int:
-    """Smallest input from `smallest` on that an unpadded network takes and that gives `wanted`."""
-    # Legal sizes come once per alignment; twice that covers the extra that `wanted` may ask for.
+def turned_tiling(tiling: Tiling, symmetry: Symmetry) -> Tiling:
+    """The tiles of a turned image, each of which owns all that one of the image owns.
+
+    The network's grid begins at the turned image's own first pixel. So where it is flipped, what a
+    tile owns is rounded up to the grid on both sides, and neighbours own some pixels twice.
+    """
+    height, width = symmetry.size(tiling.height, tiling.width)
+    rows, cols = (tiling.cols, tiling.rows) if symmetry.transposed else (tiling.rows, tiling.cols)
+    if symmetry.flips_rows:
+        rows = _flipped(rows, height, tiling.rule)
+    if symmetry.flips_cols:
+        cols = _flipped(cols, width, tiling.rule)
+    return Tiling(height, width, rows, cols, tiling.rule)
+
+
+def _flipped(spans: tuple[Span, ...], pixels: int, rule: HaloRule) -> tuple[Span, ...]:
+    unit = rule.alignment_px
+    edges = [
+        (
+            max(pixels - span.first - span.own, 0) // unit * unit,
+            -(-(pixels - span.first) // unit) * unit,
+        )
+        for span in reversed(spans)
+    ]
+    widest, extended = max(b - a for a, b in edges), -(-pixels // unit) * unit
+    return tuple(_span(a, b - a, widest, extended, rule) for a, b in edges)
+
+
+def _legal_size(rule: HaloRule, output: int, smallest: int) -> int:
+    """Smallest input from `smallest` on that an unpadded network takes and that gives `output`."""
+    # Legal sizes come once per alignment; twice that covers the extra that `output` may need.
     sizes = range(smallest, smallest + 2 * rule.alignment_px + 1)
     for size in sizes:
-        if output_size(rule.valid_layers, size, exact=True) >= wanted:
+        if output_size(rule.valid_layers, size, exact=True) >= output:
             return size
     raise TilenetError(
         f"an unpadded network takes only sizes that every pooling halves without a remainder, and "
@@ -278,13 +307,13 @@ def _legal_size(rule: HaloRule, wanted: int, smallest: int) -> int:
 
 
 def check_cells(layers: tuple[Layer, ...], read: Window, images: int | None = 1) -> None:
-    """Refuse tiles that leave a normalisation a single cell, or an edge nothing to turn over.
+    """Refuse tiles that leave a norm a single cell, or too few cells to reflect at an edge.
 
     Args:
         images: As in `fewest_cells`.
 
     Raises:
-        TilenetError: With the tile.
+        TilenetError: Names the tile.
     """
     if fewest_cells(layers, read.height, read.width, images) == 1:
         raise TilenetError(

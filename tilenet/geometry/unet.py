@@ -44,7 +44,7 @@ class UNetOptions:
         classes: Output channels.
         kernel: Width of the convolutions, odd.
         padding: `same` keeps sizes by zeros at the edges; `valid` is the 2015 U-Net.
-        upsampling: How the decoder enlarges.
+        upsampling: Method by which the decoder enlarges.
         norm: Normalisation behind each convolution.
         norm_scope: Statistics over the whole image, or over each tile (approximate).
         groups: Groups of a group norm; where they do not divide the channels, the next smaller

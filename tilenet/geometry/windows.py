@@ -46,7 +46,7 @@ FAR = 1e30  # beyond it is no coordinate, and products would overflow
 
 @dataclass(frozen=True)
 class Part:
-    """The part of images that is looked at, named by coordinates or by pixels.
+    """A part of images, named by coordinates or by pixels.
 
     Attributes:
         bbox: xmin, ymin, xmax, ymax in each image's CRS.
@@ -63,11 +63,11 @@ class Part:
 
         Args:
             transform: Transform of the image, see `window_of_bbox`.
-            size: Its height and width.
-            image: Its name, for errors.
+            size: Height and width of the image.
+            image: Name of the image, for errors.
 
         Raises:
-            TilenetError: There are none.
+            TilenetError: The part has no pixels.
         """
         if self.bbox is not None:
             return window_of_bbox(self.bbox, transform, size, image)
@@ -93,7 +93,7 @@ def window_of_bbox(
         transform: a, b, c, d, e, f: x = a·col + b·row + c, y = d·col + e·row + f; rotated grids
             have b and d. The box stays upright in coordinates and so is turned on their pixels.
         size: Height and width of the image.
-        image: Its name, for errors.
+        image: Name of the image, for errors.
 
     Raises:
         TilenetError: The box is empty, not finite, or lies outside the image.
@@ -156,11 +156,11 @@ def checked_window(numbers: tuple[int, ...], size: tuple[int, int], image: str =
     return window
 
 
-def overlap(one: Window, other: Window) -> Window | None:
-    """The pixels of both; None: there are none."""
-    top, left = max(one.row, other.row), max(one.col, other.col)
-    bottom = min(one.row + one.height, other.row + other.height)
-    right = min(one.col + one.width, other.col + other.width)
+def overlap(window: Window, other: Window) -> Window | None:
+    """The pixels of both; None: they do not meet."""
+    top, left = max(window.row, other.row), max(window.col, other.col)
+    bottom = min(window.row + window.height, other.row + other.height)
+    right = min(window.col + window.width, other.col + other.width)
     if bottom <= top or right <= left:
         return None
     return Window(top, left, bottom - top, right - left)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted, adopt
-from tilenet.adoption.source import made
+from tilenet.adoption.source import build_module
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
@@ -117,7 +117,7 @@ def _network(
             assert found.options is not None
             return found.options, found.epsilon_px
         keys.check()
-        module = made(keys.module, keys.options or {})
+        module = build_module(keys.module, keys.options or {})
         adopted = adopt(module, bands or first_bands(module), keys.batch_norm or "frozen")
     for name, asked, own in (
         ("bands", bands, adopted.bands),

@@ -105,9 +105,9 @@ def predict(
         window_px: Of a module that cannot be cut exactly, such as a transformer: it maps windows of
             this side, which overlap by half and are blended. None: the map is exact.
         ways: `output` (`classes`, `logits`, `probabilities`), `tile_px`, `halo`, `precision`,
-            `device`, `partitions`, `balance`, `nodata`, `bands`, `scaled`, `bbox`, `window`,
-            `resume`, `overwrite`, `prove`, `hang_seconds`, as of `tilenet predict`; `module`, of a
-            run with `halo_mode="windows"`, whose weights alone are in its folder.
+            `device`, `partitions`, `balance`, `nodata`, `bands`, `scaled`, `tta`, `bbox`,
+            `window`, `resume`, `overwrite`, `prove`, `hang_seconds`, as of `tilenet predict`;
+            `module`, of a run with `halo_mode="windows"`, whose weights alone are in its folder.
 
     Returns:
         What was written (`Map`); without `out` the map itself, on each rank: (H, W) of classes,

@@ -21,8 +21,12 @@ def _announce_part(plan: MapPlan, window: Window, image: Raster) -> None:
     )
 
 
-def announce_map(plan: MapPlan, source: MapSource) -> None:
-    """Say how the map is made, and everything that makes it approximate."""
+def announce_map(plan: MapPlan, source: MapSource, turns: int) -> None:
+    """Say how the map is made, and everything that makes it approximate.
+
+    Args:
+        turns: Turned images over which scores are a mean; 0: the image alone.
+    """
     record, image, tiling = source.record, source.image, plan.tiling
     rows, cols = tiling.grid
     rule = tiling.rule
@@ -41,6 +45,8 @@ def announce_map(plan: MapPlan, source: MapSource) -> None:
                 f"statistics over the whole image: {len(plan.passes) + 1} passes over {rows} × "
                 f"{cols} {kind}, {plan.work:.1f} times the work of one pass, since {plan.why}"
             )
+    if turns:
+        say(f"the mean over {turns} turned images: {turns} times this work")
     layer = record.opaque
     if layer is not None:
         say(f"{source.folder}: {layer.note}")

@@ -4,20 +4,20 @@ What becomes of it is a sink's business: `tilenet predict` writes it, validation
 """
 
 import time
-from collections.abc import Generator
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from tilenet.geometry.bands import bands
 from tilenet.geometry.tiles import Tile, own_pieces, owned
-from tilenet.geometry.windows import Window
-from tilenet.mapping.mapper import Computed, Mapper
+from tilenet.mapping.mapper import Computed, Mapper, MapSink
 from tilenet.mapping.resume import MapResume
 from tilenet.mapping.tiff_header import BLOCK_PX
+from tilenet.mapping.turns import MeanOfTurns, SumsOfTurn, Turn
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import placed_network, spatial_network
@@ -33,20 +33,10 @@ from tilenet.planning.maps import MapPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["MapJob", "MapSink", "Placement"]
+__all__ = ["MapJob", "Placement"]
 
 # What sinks take of a rank's window at once, if the image is shared out over the ranks.
 PIECE_PX = BLOCK_PX, 4 * BLOCK_PX
-
-
-class MapSink(Protocol):
-    """Takes up the pieces of a map, which come in one order on all ranks."""
-
-    def wants(self, rank: int, window: Window) -> bool:
-        """Whether this rank has to do with a piece that `rank` computes; asked of each piece."""
-
-    def take(self, rank: int, window: Window, computed: Computed | None) -> None:
-        """Take up a piece; `computed` is None if another rank has it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +61,7 @@ class MapJob:
     Attributes:
         at_once: Tiles that a rank has in the pipeline at a time.
         what: Is said before progress; None: it shows only while it takes long.
+        turns: Turned images whose mean scores the map holds, tile by tile; (): the image alone.
         maps: What the passes of a sweep for statistics leave for the one that maps.
     """
 
@@ -81,14 +72,31 @@ class MapJob:
     watchdog: Watchdog
     at_once: int = 1
     what: str | None = None
+    turns: tuple[Turn, ...] = ()
     maps: KeptMaps = field(default_factory=KeptMaps, init=False)
 
-    def fix_statistics(self, comm: "MPI.Intracomm", kept: KeptSums | None = None) -> Network:
+    def fix_statistics(
+        self, comm: "MPI.Intracomm", kept: KeptSums | None = None
+    ) -> tuple[Network, ...]:
         """The network whose norms have the image's statistics, where passes are to find them.
 
         Args:
             kept: As in `StatisticPasses.run`.
+
+        Returns:
+            One network, or that of each turned image.
         """
+        if not self.turns:
+            return (self._fixed(comm, kept),)
+        layers = len(self.mapper.record.layers)
+        return tuple(
+            replace(self, plan=turn.plan, mapper=turn.mapper, turns=())._fixed(
+                comm, kept and SumsOfTurn(kept, number * layers)
+            )
+            for number, turn in enumerate(self.turns)
+        )
+
+    def _fixed(self, comm: "MPI.Intracomm", kept: KeptSums | None) -> Network:
         if not self.plan.passes:
             return self.network
         placement, brief = self.placement, self.what is None
@@ -115,13 +123,13 @@ class MapJob:
 
     def map(
         self,
-        network: Network,
+        networks: Sequence[Network],
         comm: "MPI.Intracomm",
         sink: MapSink,
         resume: MapResume | None = None,
         first_rank: int = 0,
     ) -> None:
-        """Compute the map and hand it to the sink.
+        """Compute the map by the networks of `fix_statistics` and hand it to the sink.
 
         Tiles that no rank's sink wants are not computed. Nothing is sent here after a sink was
         first handed a piece, other than by the sink.
@@ -134,14 +142,15 @@ class MapJob:
             StopAgreed: On all ranks, if `resume` had any of them asked to stop.
         """
         if self.plan.method == "exchange":
-            self._share_out(network, comm, sink)
+            self._share_out(networks[0], comm, sink)
         elif self.plan.method == "sweep":
-            self._strip_by_strip(network, comm, sink, resume)
-        elif self.plan.method == "windows":
-            self._tile_by_tile(self._pipe(network), comm, sink, resume, first_rank)
+            self._strip_by_strip(networks[0], comm, sink, resume)
         else:
-            placed = placed_network(network, self.mapper.record.layers, self.placement.balance)
-            self._tile_by_tile(self._pipe(placed), comm, sink, resume, first_rank)
+            if self.plan.method != "windows":
+                layers, balance = self.mapper.record.layers, self.placement.balance
+                networks = [placed_network(one, layers, balance) for one in networks]
+            pipes = [self._pipe(one) for one in networks]
+            self._tile_by_tile(pipes, comm, sink, resume, first_rank)
 
     def _pipe(self, network: Network) -> Pipe:
         at = self.placement
@@ -152,9 +161,21 @@ class MapJob:
         # The rank that computes a tile wants it, so that all ranks make the same list.
         return [tile for tile in self.plan.tiling.tiles if sink.wants(comm.rank, tile.own)]
 
+    @contextmanager
+    def _computing(
+        self, pipes: Sequence[Pipe], mine: Sequence[Tile]
+    ) -> Iterator[Callable[[list[Tile]], list[Computed]]]:
+        """What computes this rank's tiles, some after others; it reads ahead in a thread."""
+        if self.turns:
+            with MeanOfTurns(self.mapper, self.turns, pipes, mine) as mean:
+                yield mean
+            return
+        with self.mapper.inputs([tile.read for tile in mine], self.at_once) as inputs:
+            yield lambda tiles: self.mapper.tiles(pipes[0], tiles, inputs)
+
     def _tile_by_tile(
         self,
-        pipe: Pipe,
+        pipes: Sequence[Pipe],
         comm: "MPI.Intracomm",
         sink: MapSink,
         resume: MapResume | None,
@@ -166,14 +187,14 @@ class MapJob:
         each = comm.size * self.at_once
         place = (comm.rank - first_rank) % comm.size
         # Each round holds as many per rank.
-        mine = [tile.read for tile in tiles[place :: comm.size]]
+        mine = tiles[place :: comm.size]
         bar = progress_bar(comm, len(tiles), "tile", brief=self.what is None, what=self.what)
-        with bar as progress, self.mapper.inputs(mine, self.at_once) as inputs:
+        with bar as progress, self._computing(pipes, mine) as compute:
             for start in range(0, len(tiles), each):
                 # A rank that is ahead waits for the others to begin the round before.
                 self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
                 turn = tiles[start : start + each]
-                found = self.mapper.tiles(pipe, turn[place :: comm.size], inputs)
+                found = compute(turn[place :: comm.size])
                 for number, tile in enumerate(turn):
                     rank = (number + first_rank) % comm.size
                     if sink.wants(rank, tile.own):

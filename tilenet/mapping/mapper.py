@@ -5,14 +5,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tilenet.data.rasters.raster import Raster
+from tilenet.data.rasters.raster import Pixels, Raster
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.geometry.bands import Band
 from tilenet.geometry.tiles import Tile, Tiling, owned
@@ -28,7 +28,7 @@ from tilenet.parallel.exchange.swept_bands import ImageSweep, sweep_band
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.storage.network_json import NetworkRecord
 
-__all__ = ["Computed", "Input", "Mapper", "Output"]
+__all__ = ["Computed", "Input", "MapSink", "Mapper", "Output"]
 
 Output = Literal["classes", "logits", "probabilities", "values"]
 
@@ -42,7 +42,7 @@ class Computed:
     """A piece of the map on the rank that computed it.
 
     Attributes:
-        logits: (C, H, W), on the last device.
+        logits: (C, H, W), on the last device; of several turned images the mean of their scores.
         valid: Where the image has data, (H, W).
     """
 
@@ -50,8 +50,23 @@ class Computed:
     valid: NDArray[np.bool_]
 
 
+class MapSink(Protocol):
+    """Takes up the pieces of a map, which come in one order on all ranks."""
+
+    def wants(self, rank: int, window: Window) -> bool:
+        """Whether this rank has to do with a piece that `rank` computes; asked of each piece."""
+
+    def take(self, rank: int, window: Window, computed: Computed | None) -> None:
+        """Take up a piece; `computed` is None if another rank has it."""
+
+
 class Mapper:
-    """Computes what the map holds."""
+    """Computes what the map holds.
+
+    Args:
+        scaled: Whether probabilities are bytes.
+        turns: Turned images over which scores are a mean; 0: the image alone.
+    """
 
     def __init__(
         self,
@@ -62,14 +77,18 @@ class Mapper:
         dtype: torch.dtype,
         *,
         scaled: bool = False,
+        turns: int = 0,
     ) -> None:
         self.output, self.record, self.image = output, record, image
-        self.scaled = scaled
+        self.scaled, self.turns = scaled, turns
         self.dtype = dtype
         self.tiling = tiling
         self.offset_px = tiling.rule.offset_px
         count, layer = len(record.classes), record.opaque
-        note = None if layer is None else layer.note
+        notes = [] if layer is None else [layer.note]
+        if turns:
+            notes.append(f"the mean over {turns} turned images")
+        note = "; ".join(notes) or None
         if output == "classes":
             kind = "uint8" if count <= 255 else "uint16"
             most = np.iinfo(kind).max
@@ -84,7 +103,10 @@ class Mapper:
 
     def input(self, window: Window) -> Input:
         """What the network sees of a window, (1, C, H, W), and where there is data, (H, W)."""
-        pixels = self.image.read(window)
+        return self.standardised(self.image.read(window))
+
+    def standardised(self, pixels: Pixels) -> Input:
+        """`input` of pixels."""
         mean, std = self.record.mean, self.record.std
         return standardise(pixels.values, pixels.valid, mean, std, self.dtype), pixels.valid
 
@@ -157,6 +179,11 @@ class Mapper:
                 yield Computed(logits[0].to(self.dtype), where)
                 valid[:], first = [rows[own.height :]], own.row + own.height
 
+    def scores(self, logits: Tensor) -> Tensor:
+        """Probabilities (C, H, W); of a regression its numbers. A mean of them is one already."""
+        plain = self.record.task == "regression" or bool(self.turns)
+        return logits if plain else logits.softmax(dim=0)
+
     def values(self, computed: Computed) -> NDArray[Any]:
         """The map's values (bands, H, W); nodata where the image has none."""
         logits = computed.logits
@@ -169,10 +196,10 @@ class Mapper:
             values = logits.cpu().numpy()
         elif self.scaled:
             # In float64, which holds the products: the nearest level, whatever the precision.
-            levels = logits.softmax(dim=0).double().mul_(LEVELS).round_()
+            levels = self.scores(logits).double().mul_(LEVELS).round_()
             values = levels.nan_to_num_(nan=self.kind.nodata).cpu().numpy()
         else:
-            values = logits.softmax(dim=0).cpu().numpy()
+            values = self.scores(logits).cpu().numpy()
         values = values.astype(self.kind.dtype)
         values[:, ~computed.valid] = self.kind.nodata
         return np.ascontiguousarray(values)

@@ -17,13 +17,12 @@ from tilenet.mapping.announce import announce_map
 from tilenet.mapping.choose import decide_map
 from tilenet.mapping.in_memory import MapInMemory
 from tilenet.mapping.job import MapJob, Placement
-from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.prediction import MapSource, Prediction
 from tilenet.mapping.prove import prove_map
 from tilenet.mapping.resume import MapResume
+from tilenet.mapping.turns import turn_map
 from tilenet.mapping.writer import MapWriter, check_target, map_lock
 from tilenet.mapping.writing import WritingSink
-from tilenet.model.choices import parameter_dtype
 from tilenet.parallel.health.progress import peak_bytes, say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -77,7 +76,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         say_layout(comm, place, devices)
         say_where_no_tf32(source.precision, devices, comm)
         if first:
-            announce_map(job.plan, source)
+            announce_map(job.plan, source, len(job.turns))
         if wanted.prove and source.record.names is not None and job.plan.method != "windows":
             watchdog.arm("the proof of the map", SLOW)
             prove_map(job, comm)
@@ -134,23 +133,25 @@ def _job(
     comm: "MPI.Intracomm",
 ) -> MapJob:
     """Decide how the image is mapped. Collective."""
-    record, dtype = source.record, parameter_dtype(source.precision)
+    record = source.record
     # A narrow map would show little of the rows that a sweep computes.
-    sweeps = wanted.partitions == 1 and 2 * source.window.width >= source.image.width
+    sweeps = wanted.partitions == 1 and not wanted.tta
+    sweeps &= 2 * source.window.width >= source.image.width
     plan = decide_map(source.question(wanted), record.opaque, devices[0], comm, sweeps=sweeps)
     read = plan.tiling.tiles[0].read
     with agreed(comm):
         size = read.height, read.width
         balance = wanted.balance or likely_balance(record.layers, size, wanted.partitions)
         check_balance(balance, len(record.layers), wanted.partitions)
-    image, scaled = source.image, wanted.scaled
+    mapper = source.mapper(plan.tiling, wanted)
     return MapJob(
         plan,
-        Mapper(source.output, record, image, plan.tiling, dtype, scaled=scaled),
+        mapper,
         source.network,
         Placement(tuple(balance), tuple(devices), source.precision),
         watchdog,
-        what=os.path.basename(image.files[0]),
+        what=os.path.basename(source.image.files[0]),
+        turns=turn_map(plan, mapper, wanted.tta),
     )
 
 
@@ -183,7 +184,7 @@ def _make(
         made_of = None
         if resumes and comm.rank == 0:
             how = tiling, plan.method, job.placement.devices[0].type
-            made_of = source.made_of(*how, scaled=wanted.scaled)
+            made_of = source.made_of(*how, scaled=wanted.scaled, tta=wanted.tta)
     # Opened before the work: what cannot be written is known before hours have passed.
     with MapWriter(
         wanted.out, source.image, mapper.kind, source.window, made_of, lock, comm

@@ -19,7 +19,8 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.opaque import Opaque, no_code
 from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule
 from tilenet.geometry.windows import Part, Window
-from tilenet.mapping.mapper import Computed, Output
+from tilenet.mapping.mapper import Computed, Mapper, Output
+from tilenet.mapping.turns import Turned, turns_of
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, check_weight_count, load_weights, network_to_fill
 from tilenet.model.opaque import opaque_network
@@ -71,6 +72,8 @@ class Prediction:
         resume: Continue what an interrupted map left, and leave what is done when interrupted.
         overwrite: Whether an existing map may be replaced.
         prove: Whether, with a user's network, a small image is first compared with the whole one.
+        tta: Mean over turned images of the probabilities, or of a regression's numbers: `flips`
+            (4) or `all` (8); None: the image alone.
         module: The module of a checkpoint that holds its weights alone (`halo_mode: windows`);
             None: it holds the layers too.
         hang_seconds: End the job when a round of tiles takes longer; 0: never.
@@ -94,6 +97,7 @@ class Prediction:
     resume: bool = False
     overwrite: bool = False
     prove: bool = True
+    tta: Turned | None = None
     module: nn.Module | None = None
     hang_seconds: float = 1800.0
 
@@ -122,6 +126,11 @@ class Prediction:
             raise TilenetError(
                 f"only probabilities are scaled to bytes (output: {self.output}); "
                 "leave --scaled out or add --output probabilities"
+            )
+        if self.tta not in (None, "flips", "all") or (self.tta and self.output == "logits"):
+            raise TilenetError(
+                f"turned images are flips or all, and their mean is of probabilities (tta: "
+                f"{self.tta}, output: {self.output}); leave --tta out or use --output probabilities"
             )
         if self.bbox is not None and self.window is not None:
             raise TilenetError(
@@ -176,7 +185,13 @@ class MapSource:
             item_bytes=parameter_dtype(self.precision).itemsize,
             steady=wanted.resume,
             exchanges=True,
+            turned=wanted.tta is not None,
         )
+
+    def mapper(self, tiling: Tiling, wanted: Prediction) -> Mapper:
+        """What computes tiles of the map."""
+        how = self.output, self.record, self.image, tiling, parameter_dtype(self.precision)
+        return Mapper(*how, scaled=wanted.scaled, turns=len(turns_of(wanted.tta)))
 
     @classmethod
     def open(cls, wanted: Prediction, folder: Path, stack: ExitStack) -> "MapSource":
@@ -221,7 +236,9 @@ class MapSource:
                 "checkpoint or with a wider --precision, or train again with a smaller optimizer.lr"
             )
 
-    def made_of(self, tiling: Tiling, method: str, device: str, *, scaled: bool) -> dict[str, Any]:
+    def made_of(
+        self, tiling: Tiling, method: str, device: str, *, scaled: bool, tta: Turned | None
+    ) -> dict[str, Any]:
         """All that the pixels of a map depend on, by names for people."""
         return {
             "the version of torch": torch.__version__,
@@ -231,6 +248,7 @@ class MapSource:
             "bands": self.image.bands,
             "nodata": self.image.nodata,
             "output": [self.output, scaled],
+            "the turned images": tta,
             "precision": self.precision,
             "the device": device,
             "the method": method,

@@ -139,6 +139,7 @@ def _prove(job: MapJob, plan: MapPlan, comm: "MPI.Intracomm") -> str:
         network=copy.deepcopy(job.network).to(dtype),
         placement=replace(job.placement, precision=precision),
         what=None,
+        turns=(),
     )
     sink = _Comparing(comm.rank, logits)
     own.map(own.fix_statistics(comm), comm, sink)

@@ -1,11 +1,11 @@
-"""Layers that make each cell of the same cells, by operators of torch that a list names.
+"""Layers that compute each cell of the same cells of maps, by operators of torch that a list names.
 
 A file may hold any list. So operators are allowed by their schema (torch's own tag of what acts on
 each number alone, without random numbers and without writing over anything) or by name, and a list
 runs on shapes alone before it runs on anything else.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -46,12 +46,12 @@ def find_operator(name: str) -> Any:
     """The operator of torch of a name such as `mul.Tensor`, if it may act on cells; else None."""
     base, _, overload = name.partition(".")
     packet = getattr(torch.ops.aten, base, None) if base.isidentifier() else None
-    found = getattr(packet, overload, None) if packet and overload.isidentifier() else None
-    if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable:
+    operator = getattr(packet, overload, None) if packet and overload.isidentifier() else None
+    if not isinstance(operator, torch._ops.OpOverload) or operator._schema.is_mutable:
         return None
-    if torch.Tag.nondeterministic_seeded in found.tags:
+    if torch.Tag.nondeterministic_seeded in operator.tags:
         return None
-    return found if torch.Tag.pointwise in found.tags or base in BY_NAME else None
+    return operator if torch.Tag.pointwise in operator.tags or base in BY_NAME else None
 
 
 class CellwiseModule(nn.Module):
@@ -66,16 +66,16 @@ class CellwiseModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.compute(x, [])
 
-    def compute(self, x: Tensor, kept: Sequence[Tensor]) -> Tensor:
-        """The map made of the map and the kept ones."""
+    def compute(self, x: Tensor, stashed: Sequence[Tensor]) -> Tensor:
+        """The layer's map, of the map and the stashed ones."""
         layer = self.layer
-        maps = [*kept[: layer.place], x, *kept[layer.place :]]
+        maps = [*stashed[: layer.place], x, *stashed[layer.place :]]
         weights = [getattr(self, name) for name, _, _ in layer.weights]
         y = _computed(layer, maps, weights, self._last)
         if self._copies:  # a part of a map would keep all of it
             y = y.clone(memory_format=torch.contiguous_format)
         # Backward reaches each map that is handed on, for which torchgpipe waits.
-        alone = y.requires_grad and not kept
+        alone = y.requires_grad and not stashed
         return y if alone else Tied.apply(y, *maps)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
@@ -83,31 +83,31 @@ class CellwiseModule(nn.Module):
 
 
 class _CellwiseJoin(CellwiseModule):
-    """The same of kept maps too."""
+    """The same of stashed maps too."""
 
     def forward(self, x: Tensor) -> Generator[Any, Tensor, Tensor]:  # type: ignore[override]
         maps: list[Tensor] = []
         for name in self.layer.kept:
-            kept = yield pop(name)
-            maps.append(kept)
+            stashed = yield pop(name)
+            maps.append(stashed)
         return self.compute(x, maps)
 
 
 class Tied(torch.autograd.Function):
-    """A map that is tied to others, which get no gradient by that."""
+    """A map that is tied to other maps, which get no gradient from it."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, *maps: Tensor) -> Tensor:
-        ctx.others = len(maps)
+        ctx.num_maps = len(maps)
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0], *(None for _ in range(ctx.others))
+        return grads[0], *(None for _ in range(ctx.num_maps))
 
 
 def cellwise_layer(layer: Cellwise) -> nn.Module:
-    """The module of a layer, which receives the kept maps of its names.
+    """The module of a layer, which receives the stashed maps of its names.
 
     Raises:
         TilenetError: Its operators are not known, or do not make such a map.
@@ -133,7 +133,7 @@ def kernel_of(layer: Conv, module: nn.Module, like: Tensor) -> Tensor:
     """The kernel of a convolution, of the weights that a module holds for it.
 
     Args:
-        like: What numbers are like where there are no weights.
+        like: Tensor whose dtype and device numbers have where there are no weights.
     """
     if not layer.steps:
         kernel: Tensor = module.get_parameter("weight")
@@ -158,19 +158,19 @@ def _run(
     like: Tensor,
     last: tuple[tuple[int, ...], ...],
 ) -> Tensor:
-    """The last value; numbers are as exact as those of `like`, and where they are."""
+    """The last value; numbers have the precision and the device of `like`."""
     for (name, *arguments), done in zip(steps, last, strict=True):
-        given = [_resolve(one, values, sizes) for one in arguments if not _is_named(one)]
-        named = {one[1]: _resolve(one[2], values, sizes) for one in arguments if _is_named(one)}
+        args = [_resolve(a, values, sizes) for a in arguments if not _is_named(a)]
+        named = {a[1]: _resolve(a[2], values, sizes) for a in arguments if _is_named(a)}
         if name == ITEM:
-            values.append(given[0][given[1]])
+            values.append(args[0][args[1]])
         elif name == CONVERT:
-            values.append(given[0].to(like.dtype))
+            values.append(args[0].to(like.dtype))
         elif name == CONSTANT:
-            values.append(_constant(given[0], given[1], like))
+            values.append(_constant(args[0], args[1], like))
         else:
-            values.append(find_operator(name)(*given, **named))
-        for number in done:  # what a map without backward would keep to its end
+            values.append(find_operator(name)(*args, **named))
+        for number in done:  # a map without backward would hold it to the end
             values[number] = None
     result: Tensor = values[-1]
     return result
@@ -197,7 +197,7 @@ def _resolve(argument: Any, values: list[Any], sizes: dict[str, int]) -> Any:
                 number *= sizes[letter]
             return number
         case ("list", *arguments):
-            return [_resolve(one, values, sizes) for one in arguments]
+            return [_resolve(part, values, sizes) for part in arguments]
     return argument
 
 
@@ -216,14 +216,14 @@ def _is_view(layer: Cellwise) -> bool:
 
 @lru_cache(maxsize=4096)
 def _last_uses(layer: Cellwise | Conv) -> tuple[tuple[int, ...], ...]:
-    """For each step the results of steps that no later one takes."""
+    """For each step the results that no later step takes."""
     maps = len(layer.channels) + 1 if isinstance(layer, Cellwise) else 0
     first = maps + len(layer.weights)
-    seen: set[int] = set()
+    used: set[int] = set()
     last = []
     for number, step in reversed(list(enumerate(layer.steps))):
-        taken = {one for one in _values_of(step) if one >= first} - seen
-        seen |= taken
+        taken = {n for n in _values_of(step) if n >= first} - used
+        used |= taken
         last.append(tuple(taken) if number < len(layer.steps) - 1 else ())
     return tuple(reversed(last))
 
@@ -232,7 +232,7 @@ def _values_of(argument: Any) -> set[int]:
     if isinstance(argument, tuple) and argument:
         if argument[0] == "value":
             return {argument[1]}
-        return set().union(*(_values_of(one) for one in argument))
+        return set().union(*(_values_of(part) for part in argument))
     return set()
 
 
@@ -261,39 +261,40 @@ def _check(layer: Cellwise) -> None:
     ]
     weights = _without_memory(layer)
     cells = (1, 1) if len(layer.single) == len(maps) else size[1:]
-    wanted = (size[0], layer.out_channels, *cells)
-    try:
-        with _Bounded():  # type: ignore[no-untyped-call]
-            shape: Any = tuple(_computed(layer, maps, weights, _last_uses(layer)).shape)
-    except Exception as error:  # whatever torch says of a list that a file holds
-        shape = f"{type(error).__name__}: {str(error)[:200]}"
-    if shape != wanted:
+    expected = (size[0], layer.out_channels, *cells)
+    shape = _shape_of(lambda: _computed(layer, maps, weights, _last_uses(layer)))
+    if shape != expected:
         raise TilenetError(
-            f"a layer's operators make the map that it says (of network.json: {wanted}, they "
+            f"a layer's operators make the map that it says (of network.json: {expected}, they "
             f"make: {shape}); use another checkpoint"
         )
 
 
 @lru_cache(maxsize=4096)
 def check_kernel(layer: Conv) -> None:
-    """Refuse a kernel that is computed by other operators, or has not the layer's shape.
+    """Refuse a kernel that is computed by unknown operators, or has another shape than the layer's.
 
     Raises:
-        TilenetError: With what it is.
+        TilenetError: Names the operator or the shape.
     """
     _check_operators(layer)
-    weights = _without_memory(layer)
+    weights: list[Any] = [*_without_memory(layer)]
     like = torch.empty((), device="meta")
-    try:
-        with _Bounded():  # type: ignore[no-untyped-call]
-            shape: Any = tuple(_run(layer.steps, [*weights], {}, like, _last_uses(layer)).shape)
-    except Exception as error:  # whatever torch says of a list that a file holds
-        shape = f"{type(error).__name__}: {str(error)[:200]}"
+    shape = _shape_of(lambda: _run(layer.steps, weights, {}, like, _last_uses(layer)))
     if shape != layer.kernel_shape:
         raise TilenetError(
             f"a kernel's operators make the kernel that the layer has (of network.json: "
             f"{layer.kernel_shape}, they make: {shape}); use another checkpoint"
         )
+
+
+def _shape_of(compute: Callable[[], Tensor]) -> Any:
+    """Shape of a result, or the error in its place."""
+    try:
+        with _Bounded():  # type: ignore[no-untyped-call]
+            return tuple(compute().shape)
+    except Exception as error:  # torch may raise anything for a list of a file
+        return f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def _without_memory(layer: Cellwise | Conv) -> list[Tensor]:

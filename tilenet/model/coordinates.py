@@ -14,7 +14,7 @@ class CoordinatesMap(nn.Module):
     """A `geometry.coordinates.Coordinates` in place of a map, (B, C, H, W) in and out.
 
     Args:
-        place: As of `model.skips.ExpandMap`; None: maps are whole.
+        place: Place of each sample, see `model.skips.ExpandMap`; None: maps are whole.
     """
 
     def __init__(self, layer: Coordinates, place: Place | None = None) -> None:
@@ -24,11 +24,11 @@ class CoordinatesMap(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         size = x.shape[2], x.shape[3]
         places = [((0, 0), size) if self.place is None else self.place(n) for n in range(len(x))]
-        parts = [self._part(x, *one) for one in places]
+        parts = [self._part(x, *place) for place in places]
         return Tied.apply(torch.stack(parts), x)  # type: ignore[no-untyped-call,no-any-return]
 
     def _part(self, x: Tensor, first: tuple[int, int], whole: tuple[int, int]) -> Tensor:
-        """Those of a part of the map, (C, H, W), in the map's precision."""
+        """The numbers of a part of the map, (C, H, W), in the map's precision."""
         numbers = torch.tensor(self.layer.numbers, dtype=torch.float64, device=x.device)
         start, down, right = numbers.view(-1, 3, 1, 1).unbind(1)
         rows, cols = (

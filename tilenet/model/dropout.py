@@ -23,7 +23,7 @@ __all__ = ["KeyedDropout", "MaskKey"]
 
 @dataclass
 class MaskKey:
-    """What the masks of the forward pass under way depend on; shared by a network's layers.
+    """The key of the masks of the forward pass under way; shared by a network's layers.
 
     Attributes:
         seed: Seed of the run.
@@ -46,7 +46,7 @@ class KeyedDropout(nn.Module):
     layer. (B, C, H, W) in and out.
 
     Args:
-        layer: Its probability, and what it drops.
+        layer: Probability and kind of the dropout.
         index: Place of the layer in the network.
         mask_key: Shared by the network's layers; set before each forward pass.
 
@@ -83,18 +83,14 @@ class KeyedDropout(nn.Module):
             parts = key.seed, "dropout", key.step, image, self.layer
             if self.drops == "cells":
                 top, left = self.place(sample)
-                values = np.stack(
-                    [
-                        uniform(cols * channels, *parts, row, first=left * channels)
-                        for row in range(top, top + rows)
-                    ]
-                )
-                drawn.append(values.reshape(rows, cols, channels).transpose(2, 0, 1))
+                first, count = left * channels, cols * channels
+                lines = [uniform(count, *parts, top + row, first=first) for row in range(rows)]
+                drawn.append(np.stack(lines).reshape(rows, cols, channels).transpose(2, 0, 1))
             else:
                 number = channels if self.drops == "channels" else 1
                 drawn.append(uniform(number, *parts)[:, None, None])
-        kept = torch.from_numpy(np.stack(drawn) >= self.probability).to(torch.float64)
-        return kept / (1 - self.probability or 1)  # of p = 1 all are 0
+        masks = torch.from_numpy(np.stack(drawn) >= self.probability).to(torch.float64)
+        return masks / (1 - self.probability or 1)  # of p = 1 all are 0
 
     def extra_repr(self) -> str:
         return f"p={self.probability}, {self.drops}, layer={self.layer}"

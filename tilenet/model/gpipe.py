@@ -1,7 +1,7 @@
 """torchgpipe: all that tilenet uses of it, by name. No other module imports it.
 
-It keeps its engine's parts in private modules and has not changed since 2020; what has to be told
-apart from it, or put in its place, is here.
+It keeps its engine's parts in private modules and has not changed since 2020; changes to its
+behaviour are here.
 """
 
 from contextlib import AbstractContextManager
@@ -64,20 +64,20 @@ def _hand_on_nothing(function: Any) -> None:
     """Let a map's missing gradient stay missing, which autograd would fill in with zeros."""
     inner = function.forward
 
-    def forward(ctx: Any, *given: Any) -> Any:
+    def forward(ctx: Any, *args: Any) -> Any:
         ctx.set_materialize_grads(False)
-        return inner(ctx, *given)
+        return inner(ctx, *args)
 
     function.forward = staticmethod(forward)
 
 
-# Who takes a kept map in another's place gives that one no gradient. Its zeros, and their sum with
-# the gradients of others that use it, would be two maps more at the peak.
+# A layer that takes a stashed map in place of another gives that one no gradient. Its zeros, and
+# their sum with the gradients of its other users, would be two maps more at the peak.
 _hand_on_nothing(Fork)
 _hand_on_nothing(Join)
 
 
 def use_own_skips() -> AbstractContextManager[None]:
-    """Context with a tracker of its own: the thread's would keep what is stashed forever."""
+    """Context with a tracker of its own: the thread's would keep stashed maps forever."""
     own: AbstractContextManager[None] = use_skip_tracker(SkipTracker())
     return own

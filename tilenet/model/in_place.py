@@ -8,8 +8,8 @@ __all__ = ["in_place"]
 def in_place(layers: tuple[Layer, ...], index: int) -> bool:
     """Whether a layer writes its output over its input.
 
-    A rectifier does, whose backward needs its output only, where nobody else has the input: not the
-    layer before for its own backward, and no stash.
+    A rectifier does, whose backward needs its output only, where no other layer holds the input:
+    neither the layer before, for its own backward, nor a stash.
     """
     layer, before = layers[index], layers[index - 1] if index else None
     if not isinstance(layer, Activation):

@@ -26,8 +26,8 @@ def standardise(
     Args:
         values: (C, H, W), any dtype.
         valid: (H, W).
-        mean: Per band, over the valid pixels of the training images.
-        std: Per band.
+        mean: Mean of each band over the valid pixels of the training images.
+        std: Standard deviation of each band.
 
     Returns:
         (1, C, H, W), float64 for float64, else float32.
@@ -40,13 +40,13 @@ def standardise(
     rows = max(1, BLOCK // max(1, values.shape[2]))
     missing = None if valid.all() else ~valid
     too_large: list[object] = []
-    # Also of pixels without data, which may be as large as they like.
+    # Also for pixels without data, which may have any value.
     with np.errstate(over="call", invalid="ignore", call=lambda *about: too_large.append(about)):
         shift = np.array(mean, work)
         # What float32 lost of a mean far from zero: a shift of all pixels, but not of the zeros
         # around.
         rest = (np.array(mean) - shift).astype(work)
-        # A constant band has nothing to say: 1 leaves the zeros that the mean leaves.
+        # 1 for a constant band keeps the zeros that the mean leaves.
         scale = np.array([s if s > 0 else 1.0 for s in std], work)
         for band in range(len(values)):
             for row in range(0, values.shape[1], rows):  # a block stays in the cache

@@ -15,7 +15,7 @@ __all__ = [
 
 VALUE_LOSSES = ("l1", "l2", "huber")
 
-SMOOTHING = 1.0  # pixels; a class that is nowhere, neither labelled nor found, loses nothing
+SMOOTHING = 1.0  # pixels; a class that is neither labelled nor predicted anywhere loses nothing
 
 
 def cross_entropy(
@@ -67,18 +67,18 @@ def pixel_weight(labels: Tensor, ignore_index: int, class_weights: Tensor | None
     return class_weights.double()[labels.masked_fill(~counted, 0)].mul_(counted).sum()
 
 
-def value_loss(name: str, found: Tensor, values: Tensor, delta: float) -> Tensor:
+def value_loss(name: str, output: Tensor, values: Tensor, delta: float) -> Tensor:
     """A regression's loss summed over pixels, and their number; float64, differentiable, (2,).
 
     Args:
-        name: Of each error e: `l1` |e|; `l2` e²; `huber` e²/2 up to `delta`, then
+        name: Loss of each error e: `l1` |e|; `l2` e²; `huber` e²/2 up to `delta`, then
             delta·(|e| − delta/2).
-        found: The network's output, (B, 1, H, W).
+        output: The network's output, (B, 1, H, W).
         values: (B, H, W) in float64; NaN does not count.
     """
     counted = ~values.isnan()
     # In float64: of heights around 3000 m float32 would leave errors steps of a quarter millimetre.
-    error = torch.where(counted, found[:, 0].double() - values.nan_to_num(), 0.0)
+    error = torch.where(counted, output[:, 0].double() - values.nan_to_num(), 0.0)
     if name == "l1":
         losses = error.abs()
     elif name == "l2":
@@ -96,8 +96,8 @@ def dice_sums(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
     counted = labels != ignore_index
     truth = F.one_hot(labels.masked_fill(~counted, 0), logits.shape[1]).movedim(-1, 1)
     truth = truth * counted[:, None]
-    found = logits.softmax(dim=1) * counted[:, None]
-    parts = ((found * truth), found, truth)
+    predicted = logits.softmax(dim=1) * counted[:, None]
+    parts = ((predicted * truth), predicted, truth)
     return torch.stack([part.sum((0, 2, 3), dtype=torch.float64) for part in parts])
 
 
@@ -110,8 +110,8 @@ def dice(sums: Tensor) -> Tensor:
     Args:
         sums: Sums of whole images, (…, 3, K).
     """
-    both, found, truth = sums.unbind(dim=-2)
-    return 1 - ((2 * both + SMOOTHING) / (found + truth + SMOOTHING)).mean(dim=-1)
+    both, predicted, truth = sums.unbind(dim=-2)
+    return 1 - ((2 * both + SMOOTHING) / (predicted + truth + SMOOTHING)).mean(dim=-1)
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,12 @@ class Loss:
     """The loss of a run: a sum over pixels, and perhaps the Dice loss of whole images.
 
     Attributes:
-        terms: Its summands: `ce`, `focal`, `dice`; or one of `VALUE_LOSSES`.
+        terms: Names of the summands: `ce`, `focal`, `dice`; or one of `VALUE_LOSSES`.
         num_classes: Classes of the network's output.
         ignore_index: Label of pixels that do not count.
         focal_gamma: γ of the focal loss.
         class_weights: Weight of a pixel by its label; None: 1 for all.
-        huber_delta: Where the Huber loss of a regression goes on as a line.
+        huber_delta: Error from which the Huber loss of a regression is linear.
     """
 
     terms: tuple[str, ...]
@@ -140,7 +140,7 @@ class Loss:
         return "dice" in self.terms
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """What pixels add to a step: its loss, by which weight it is divided, and Dice's sums.
+        """The sums of pixels for a step: its loss, the weight that divides it, and Dice's sums.
 
         Args:
             logits: (B, K, H, W).
@@ -154,8 +154,8 @@ class Loss:
             return value_loss(self.terms[0], logits, labels, self.huber_delta)
         weights, labels = None, labels.long()
         if self.class_weights is not None:
-            given = torch.tensor(self.class_weights, dtype=logits.dtype)
-            weights = upload(given, logits.device)
+            values = torch.tensor(self.class_weights, dtype=logits.dtype)
+            weights = upload(values, logits.device)
         loss = torch.zeros((), dtype=torch.float64, device=logits.device)
         if "ce" in self.terms:
             loss = cross_entropy(logits, labels, self.ignore_index, weights)

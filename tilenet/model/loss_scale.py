@@ -18,7 +18,7 @@ PATIENCE = 2000  # steps without overflow before the scale is doubled, as torch'
 
 @dataclass
 class LossScale:
-    """What the loss is multiplied with before backward, and gradients divided by after it.
+    """Factor of the loss before backward, by which gradients are divided after it.
 
     A power of two, so that scaling rounds nothing. It must change alike on all ranks, which it does
     by itself: it looks at summed gradients, and a sum is infinite on all ranks or on none.

@@ -1,7 +1,7 @@
 """Build modules from layers, and only from them: what was planned is what runs.
 
 A network is a flat `nn.Sequential` with one module per layer, so that pipeline, memory model, halo
-walk and checkpoints all count the same layers. It never hears of ranks.
+walk and checkpoints all count the same layers. It does not know of ranks.
 """
 
 import copy
@@ -64,7 +64,7 @@ class Network(nn.Sequential):
     """A flat sequence of layers with named skips; (B, bands, H, W) to (B, classes, H′, W′).
 
     Attributes:
-        mask_key: What dropout masks depend on; set before each forward pass in training.
+        mask_key: Key of the dropout masks; set before each forward pass in training.
     """
 
     def __init__(self, modules: list[nn.Module], mask_key: MaskKey) -> None:
@@ -102,23 +102,23 @@ def build_network(
 def network_to_score(layers: tuple[Layer, ...], network: Network) -> Network:
     """The plain network of these layers in evaluation mode, around the very tensors of `network`.
 
-    So a network in training can be scored, whatever its layers were replaced by, without its
-    parameters being there twice and without its modules hearing of it. Neither reads nor changes
+    So a network in training can be scored, also where its layers were replaced, without a
+    second copy of its parameters and without a change to its modules. Neither reads nor changes
     any random state.
     """
     if opaque_of(layers) is not None:
         tensors = [*network.parameters(), *network.buffers()]
-        return copy.deepcopy(network, {id(one): one for one in tensors}).eval()
+        return copy.deepcopy(network, {id(tensor): tensor for tensor in tensors}).eval()
     plain = _without_memory(layers).eval()
     state = network.state_dict(keep_vars=True)
-    for name, parameter in plain.named_parameters():  # torch gives the tensors what these have
+    for name, parameter in plain.named_parameters():  # the tensors get this flag from `plain`
         parameter.requires_grad_(state[name].requires_grad)
     plain.load_state_dict(state, assign=True)
     return plain
 
 
 def network_to_fill(layers: tuple[Layer, ...], dtype: torch.dtype = torch.float32) -> Network:
-    """The network on the CPU, whose weights are whatever lay in memory, to be loaded."""
+    """The network on the CPU, whose weights are uninitialised memory, to be loaded."""
     network = _without_memory(layers)
     # Not `to_empty`, for which torch imports sympy: half a second at the start of each map.
     empty = {
@@ -131,9 +131,9 @@ def network_to_fill(layers: tuple[Layer, ...], dtype: torch.dtype = torch.float3
 
 def tie_weights(network: Network, shared: Iterable[Sequence[str]]) -> None:
     """Let all parameters of each group of names be the first of them, which is trained as one."""
-    for first, *others in shared:
+    for first, *rest in shared:
         parameter = network.get_parameter(first)
-        for other in others:
+        for other in rest:
             path, _, name = other.rpartition(".")
             network.get_submodule(path).register_parameter(name, parameter)
 
@@ -197,8 +197,8 @@ def build_layer(
 
 def _conv(layer: Conv) -> nn.Module:
     cols = layer.along_cols
-    made = PaddedConv if layer.extra else nn.Conv2d
-    module = (partial(ComputedConv, layer) if layer.steps else made)(
+    plain = PaddedConv if layer.extra else nn.Conv2d
+    module = (partial(ComputedConv, layer) if layer.steps else plain)(
         layer.in_channels,
         layer.out_channels,
         (layer.kernel, cols.kernel),
@@ -233,8 +233,8 @@ def _norm(layer: Norm) -> nn.Module:
         return nn.InstanceNorm2d(channels, epsilon, affine=layer.affine)
     if layer.norm == "group":
         return nn.GroupNorm(layer.groups, channels, epsilon, affine=layer.affine)
-    made = FrozenBatchNorm if layer.scope == "frozen" else BatchNorm
-    return made(channels, epsilon, layer.momentum, affine=layer.affine)
+    norm = FrozenBatchNorm if layer.scope == "frozen" else BatchNorm
+    return norm(channels, epsilon, layer.momentum, affine=layer.affine)
 
 
 def _draw_weights(module: nn.Module, seed: int) -> None:
@@ -265,7 +265,7 @@ def _draw_weights(module: nn.Module, seed: int) -> None:
 
 def check_weight_count(
     layers: tuple[Layer, ...],
-    found: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
     source: str,
     names: Mapping[str, str] | None = None,
 ) -> None:
@@ -275,14 +275,14 @@ def check_weight_count(
         names: As for `load_weights`; layers may share a weight.
 
     Raises:
-        TilenetError: With both numbers.
+        TilenetError: Names both numbers.
     """
     needed = sum(layer.num_parameters for layer in layers)
-    taken = [*found]
-    if names is not None:  # those of names that the network has not are none of its weights
+    taken = [*weights]
+    if names is not None:  # names that the network lacks are not counted
         own = _without_memory(layers).state_dict()
-        taken = [name for one, name in names.items() if one in own and name in found]
-    held = sum(found[name].numel() for name in taken)
+        taken = [name for key, name in names.items() if key in own and name in weights]
+    held = sum(weights[name].numel() for name in taken)
     if needed > held:
         raise TilenetError(
             f"weights must fit the network ({source}: {held:,} values, network.json: {needed:,}); "
@@ -292,47 +292,47 @@ def check_weight_count(
 
 def load_weights(
     network: Network,
-    found: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
     source: str,
     names: Mapping[str, str] | None = None,
 ) -> None:
     """Fill in a network's weights, which come from `source`.
 
     Args:
-        names: For each weight its name in `found`, where that may hold others too, and the shape
-            is another one of as many values; None: its own.
+        names: Name in `weights` of each weight of the network, where `weights` may hold others
+            too, and shapes may differ if they have as many values; None: equal names.
 
     Raises:
         TilenetError: Names or shapes differ.
     """
-    wanted = network.state_dict()
+    state = network.state_dict()
     if names is not None:
-        found = {
-            own: tensor.reshape(wanted[own].shape) if _as_many(tensor, wanted[own]) else tensor
+        weights = {
+            own: t.reshape(state[own].shape) if t.numel() == state[own].numel() else t
             for own, name in names.items()
-            if own in wanted and (tensor := found.get(name)) is not None
+            if own in state and (t := weights.get(name)) is not None
         }
     endless = [
         name
-        for name, tensor in found.items()
-        if name in wanted and wanted[name].is_floating_point() and not _is_finite(tensor)
+        for name, tensor in weights.items()
+        if name in state and state[name].is_floating_point() and not _is_finite(tensor)
     ]
     if endless:
         raise TilenetError(
             f"weights must be finite real numbers ({source}: {endless[0]} and {len(endless) - 1} "
             "more are not); use another checkpoint"
         )
-    wrong = sorted(set(found) ^ set(wanted)) or [
-        name for name, tensor in wanted.items() if found[name].shape != tensor.shape
+    wrong = sorted(set(weights) ^ set(state)) or [
+        name for name, tensor in state.items() if weights[name].shape != tensor.shape
     ]
     if wrong:
         name = wrong[0]
         raise TilenetError(
-            f"weights must fit the network ({source}: {name} is {_shape(found.get(name))} there "
-            f"and {_shape(wanted.get(name))} in the network, {len(wrong)} such); use weights of "
+            f"weights must fit the network ({source}: {name} is {_shape(weights.get(name))} there "
+            f"and {_shape(state.get(name))} in the network, {len(wrong)} such); use weights of "
             "the same network"
         )
-    network.load_state_dict(found)
+    network.load_state_dict(weights)
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -343,11 +343,7 @@ def _is_finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or not tensor.numel():
         return tensor.is_floating_point()
     wide = tensor if tensor.itemsize > 1 else tensor.float()
-    return all(math.isfinite(one) for one in wide.aminmax())
-
-
-def _as_many(one: Tensor, other: Tensor) -> bool:
-    return one.numel() == other.numel()
+    return all(math.isfinite(value) for value in wide.aminmax())
 
 
 def _shape(tensor: Tensor | None) -> str:

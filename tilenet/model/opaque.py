@@ -1,4 +1,4 @@
-"""Somebody's module as the one layer of a network."""
+"""A user module as the only layer of a network."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,10 +51,10 @@ class OpaqueModule(nn.Module):
 
 
 def first_map(output: Any) -> Tensor:
-    """The map of what a module gives: it alone, the first of several, or that called `out`.
+    """The map in a module's output: the output itself, the first of several, or that called `out`.
 
     Raises:
-        TypeError: There is none.
+        TypeError: The output holds no map.
     """
     while not isinstance(output, Tensor):
         if isinstance(output, Mapping):
@@ -67,6 +67,10 @@ def first_map(output: Any) -> Tensor:
 
 
 def opaque_network(module: nn.Module, seed: int, precision: str) -> Network:
-    """The network whose one layer is the module, which is taken over."""
+    """The network whose only layer is the module, which is taken over."""
     mask_key = MaskKey(seed=seed)
-    return Network([OpaqueModule(module, mask_key)], mask_key).to(parameter_dtype(precision))
+    network = Network([OpaqueModule(module, mask_key)], mask_key).to(parameter_dtype(precision))
+    for parameter in network.parameters():
+        # Fused optimizers take values in the order of memory, and gradients lie in a flat buffer.
+        parameter.data = parameter.data.contiguous()
+    return network

@@ -1,7 +1,7 @@
 """Radiometric augmentation: brightness, contrast and noise, keyed by step, image and pixel.
 
-It works on standardised pixels, so amounts are in standard deviations of a band, whatever the
-file's dtype and units; and contrast is about the band's mean over all training images, so no tile
+It works on standardised pixels, so amounts are in standard deviations of a band, not in the
+file's units; and contrast is about the band's mean over all training images, so no tile
 needs to know the others. Two tiles that read the same pixel give it the same noise.
 """
 
@@ -45,7 +45,7 @@ class Radiometry:
         Args:
             image: (1, C, H, W), standardised.
             valid: (H, W).
-            window: Of the sample; where it reaches over its edges, the altered sample is reflected.
+            window: Window of the sample; beyond its edges the altered sample is reflected.
             size: Height and width of the sample.
             key: Seed, step and number of the sample.
         """

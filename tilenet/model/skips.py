@@ -1,4 +1,4 @@
-"""Kept maps: skips by name, as torchgpipe's pipeline moves them between partitions.
+"""Stashed maps: skips by name, as torchgpipe's pipeline moves them between partitions.
 
 Outside of a pipeline the same modules work through torchgpipe's default tracker of the thread.
 """
@@ -42,9 +42,9 @@ class Origin:
 
     Attributes:
         images: The number of each sample's image.
-        tiling: How these images, all of one size, are cut; None: nobody needs to know.
+        tiling: Tiling of these images, all of one size; None: not needed.
         tiles: The number of each sample's tile in `tiling`, row by row.
-        micro_batch: Its place in the mini-batch.
+        micro_batch: Place of the micro-batch in the mini-batch.
     """
 
     images: tuple[int, ...]
@@ -66,7 +66,7 @@ class OriginTracker(SkipTrackerThroughPotals):  # type: ignore[misc]
 
 
 def origin_under_way() -> Origin | None:
-    """That of the micro-batch that this thread computes; None outside of a pipeline."""
+    """The origin of the micro-batch that this thread computes; None outside of a pipeline."""
     tracker = current_skip_tracker()
     return tracker.origin if isinstance(tracker, OriginTracker) else None
 
@@ -86,7 +86,7 @@ class StashMap(nn.Module):
 
 
 class JoinMaps(nn.Module):
-    """Joins its input with kept maps, (B, C, H, W), as `geometry.layers.Join` says."""
+    """Joins its input with stashed maps, (B, C, H, W), as `geometry.layers.Join` says."""
 
     def __init__(self, layer: Join) -> None:
         super().__init__()
@@ -95,13 +95,13 @@ class JoinMaps(nn.Module):
     def forward(self, x: Tensor) -> Generator[Any, Tensor, Tensor]:
         maps: list[Tensor] = []
         for name in self.layer.kept:
-            kept = yield pop(name)
-            maps.append(kept)
+            stashed = yield pop(name)
+            maps.append(stashed)
         return joined(self.layer, x, maps)
 
 
 def joined(layer: Join, x: Tensor, maps: list[Tensor]) -> Tensor:
-    """A map with the ones that were kept for it, in the order of their names."""
+    """A map joined with stashed ones, in the order of their names."""
     match layer.how:
         case "take":
             taken: Tensor = _Take.apply(maps[0], x)  # type: ignore[no-untyped-call]
@@ -114,7 +114,7 @@ def joined(layer: Join, x: Tensor, maps: list[Tensor]) -> Tensor:
 
 def _concatenated(layer: Join, x: Tensor, maps: list[Tensor]) -> Tensor:
     if layer.fit == "crop":
-        maps = [_cropped(one, x) for one in maps]
+        maps = [_cropped(map_, x) for map_ in maps]
     else:
         rows, cols = maps[0].shape[2] - x.shape[2], maps[0].shape[3] - x.shape[3]
         x = F.pad(x, (0, cols, 0, rows)) if rows or cols else x
@@ -128,8 +128,8 @@ class _Take(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, kept: Tensor, _: Tensor) -> Tensor:
-        return kept.view_as(kept)
+    def forward(ctx: Any, taken: Tensor, _: Tensor) -> Tensor:
+        return taken.view_as(taken)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -146,7 +146,7 @@ Place = Callable[[int], tuple[tuple[int, int], tuple[int, int]]]
 
 
 class ExpandMap(nn.Module):
-    """Enlarges a whole map (B, C, bins, bins) to the size that was kept under a name.
+    """Enlarges a whole map (B, C, bins, bins) to the size that was stashed under a name.
 
     Args:
         place: Row and column of the enlarged map at which a sample's part begins, by its number,
@@ -164,7 +164,7 @@ class ExpandMap(nn.Module):
         size = like.shape[2], like.shape[3]
         if self.place is None:
             return self._enlarged(x, size, (0, 0), size)
-        parts = [self._enlarged(one[None], size, *self.place(n)) for n, one in enumerate(x)]
+        parts = [self._enlarged(sample[None], size, *self.place(n)) for n, sample in enumerate(x)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _enlarged(
@@ -184,12 +184,12 @@ def stash_layer(layer: Stash) -> nn.Module:
 
 
 def join_layer(layer: Join) -> nn.Module:
-    """A join that receives the kept maps of its names."""
+    """A join that receives the stashed maps of its names."""
     module: nn.Module = skippable(pop=layer.names)(JoinMaps)(layer)
     return module
 
 
 def expand_layer(layer: Expand, place: Place | None = None) -> nn.Module:
-    """An enlargement to the size that is kept under its name, or of the part that `place` says."""
+    """An enlargement to the size that is stashed under its name, or its part at `place`."""
     module: nn.Module = skippable(pop=layer.names)(ExpandMap)(layer, place)
     return module

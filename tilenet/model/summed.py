@@ -13,10 +13,10 @@ MEAN = 1  # as torch's losses number their reductions
 
 
 def check_summed(loss: Tensor) -> None:
-    """Refuse a loss of a tile that is no number, that nothing is learned from, or that is a mean.
+    """Refuse a tile's loss that is not one number, has no gradient, or is a mean.
 
     Raises:
-        TilenetError: With what it is.
+        TilenetError: Names the shape or the operator.
     """
     if loss.numel() != 1:
         raise TilenetError(
@@ -29,12 +29,12 @@ def check_summed(loss: Tensor) -> None:
             "the network that job.split gave, without no_grad"
         )
     waiting: list[Any] = [loss.grad_fn]
-    seen: set[Any] = set()
-    while waiting and len(seen) < MOST_NODES:
+    visited: set[Any] = set()
+    while waiting and len(visited) < MOST_NODES:
         node = waiting.pop(0)
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         name = node.name()
         if name == "MeanBackward0" or getattr(node, "_saved_reduction", None) == MEAN:
             raise TilenetError(

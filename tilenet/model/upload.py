@@ -1,4 +1,4 @@
-"""What the host sends to a device, without waiting for it.
+"""Copies from the host to a device that do not wait.
 
 A copy from pageable memory waits until the device has done all that it was given before: 24 times
 in a step of the preset `small`, most of them for masks of dropout.

@@ -19,7 +19,7 @@ ALL_OPEN: dict[str, Any] = dict.fromkeys(CHOICES)  # left to the planner
 
 def why_nothing_fits(search: Search) -> str:
     """One sentence: what the leanest layout needs, and what would do."""
-    asked = search.question
+    question = search.question
     leanest = search.leanest()
     needed = "a feature map has 2³¹ elements or more in every micro-batch"
     if leanest is not None:
@@ -32,28 +32,28 @@ def why_nothing_fits(search: Search) -> str:
         "leave all choices to the planner": ALL_OPEN,
         "leave all choices to the planner, halo_mode overlap": {**ALL_OPEN, "halo_mode": "overlap"},
     }
-    if whole_image(asked.layers):
+    if whole_image(question.layers):
         exchange = {**ALL_OPEN, "halo_mode": "exchange"}
         remedies["leave all choices to the planner, halo_mode exchange"] = exchange
-        if isinstance(asked.options, UNetOptions):
-            local = replace(asked.options, norm_scope="tile")
+        if isinstance(question.options, UNetOptions):
+            local = replace(question.options, norm_scope="tile")
             remedies["norm_scope tile (approximate)"] = {"options": local}
     remedies["precision bfloat16"] = {"precision": "bfloat16"}
     changes = {}
     for words, change in remedies.items():
-        question = replace(asked, **change)
-        plan = None if question == asked else first_plan(question)
+        changed = replace(question, **change)
+        plan = None if changed == question else first_plan(changed)
         if plan is not None and plan.layout not in changes:
             changes[plan.layout] = f"{words}: {plan.layout} take {_gib(plan.device_bytes)}"
     remedy = "; or ".join(changes.values())
     if not changes and leanest is not None:
         # Rounded up, so that a device of what is said does.
-        tenths = ceil(leanest.device_bytes / (1 - asked.reserve) / GIB * 10 + 0.01)
+        tenths = ceil(leanest.device_bytes / (1 - question.reserve) / GIB * 10 + 0.01)
         remedy = f"take devices of at least {tenths / 10:.1f} GiB"
     return (
-        f"a plan must fit its devices (needed: {needed}; there is: {_gib(asked.limit_bytes)} of "
-        f"{_gib(asked.machine.memory_bytes)} on {asked.machine.device}, {asked.reserve:.0%} kept "
-        f"free); {remedy or 'take a smaller network'}"
+        f"a plan must fit its devices (needed: {needed}; there is: {_gib(question.limit_bytes)} "
+        f"of {_gib(question.machine.memory_bytes)} on {question.machine.device}, "
+        f"{question.reserve:.0%} kept free); {remedy or 'take a smaller network'}"
     )
 
 

@@ -102,7 +102,7 @@ def likely_balance(
     num_partitions: int,
     together: Together = NOTHING,
 ) -> Balance:
-    """The fastest balance by the roofline of this machine, where nobody named one.
+    """The fastest balance by the roofline of this machine, where the user named none.
 
     It need not be the best: a balance never changes the result. `tilenet plan` knows the machine
     and its memory.
@@ -157,7 +157,7 @@ def _barred(together: Together) -> list[int]:
 
 def _longest(together: Together) -> str:
     """The weight whose layers are farthest apart."""
-    name, (first, last) = max(together.items(), key=lambda one: one[1][1] - one[1][0])
+    name, (first, last) = max(together.items(), key=lambda item: item[1][1] - item[1][0])
     return f"{name}: layers {first} to {last}"
 
 
@@ -175,7 +175,7 @@ def check_balance(
     Raises:
         TilenetError: With the rule, the values and the remedy.
     """
-    shown = f"[{', '.join(map(str, balance))}]"
+    text = f"[{', '.join(map(str, balance))}]"
     if len(balance) > num_layers or (num_partitions or 0) > num_layers:
         raise TilenetError(
             f"every partition needs a layer (layers: {num_layers}, partitions: "
@@ -183,23 +183,23 @@ def check_balance(
         )
     if num_partitions is not None and len(balance) != num_partitions:
         raise TilenetError(
-            f"a balance has one entry a partition (balance: {shown}, partitions: {num_partitions});"
+            f"a balance has one entry a partition (balance: {text}, partitions: {num_partitions});"
             f" set partitions to {len(balance)} or leave the balance out"
         )
     if any(layers < 1 for layers in balance):
         raise TilenetError(
-            f"every partition needs a layer (balance: {shown}); leave out the entries below 1"
+            f"every partition needs a layer (balance: {text}); leave out the entries below 1"
         )
     if sum(balance) != num_layers:
         raise TilenetError(
-            f"a balance must add up to the number of layers (balance: {shown}, sum: "
+            f"a balance must add up to the number of layers (balance: {text}, sum: "
             f"{sum(balance)}, layers: {num_layers}); correct it by {num_layers - sum(balance):+d} "
             "or leave it out"
         )
     for name, (first, last) in together.items():
         if any(first < cut <= last for cut in accumulate(balance)):
             raise TilenetError(
-                f"layers that share a weight stay in one partition (balance: {shown}, {name}: "
+                f"layers that share a weight stay in one partition (balance: {text}, {name}: "
                 f"layers {first} to {last}); cut before or behind them, or leave the balance out"
             )
 
@@ -233,9 +233,9 @@ def _best(first: Matrix, second: Matrix | None, num_partitions: int, few: int) -
     queue: list[tuple[tuple[float, float], Cuts, int, frozenset[int]]] = []
 
     def consider(fixed: Cuts, without: frozenset[int]) -> None:
-        found = search.best(fixed, without)
-        if found is not None:
-            heapq.heappush(queue, (*found, len(fixed), without))
+        candidate = search.best(fixed, without)
+        if candidate is not None:
+            heapq.heappush(queue, (*candidate, len(fixed), without))
 
     consider((0,), frozenset())
     balances: list[Balance] = []
@@ -259,7 +259,7 @@ class _Search:
         self.seconds: dict[float, tuple[Matrix, Matrix]] = {}
 
     def best(self, fixed: Cuts, without: frozenset[int]) -> tuple[tuple[float, float], Cuts] | None:
-        """The best balance with these first cuts whose next cut is none of `without`."""
+        """The best balance with these first cuts whose next cut is not in `without`."""
         rest = self.num_partitions - len(fixed)
         if rest < 0:
             return None

@@ -1,7 +1,7 @@
 """What no plan of a layout can beat: seconds and bytes, without measuring its tile's layers.
 
-Measuring a network on fake tensors takes half a second a tile size, these bounds a millisecond, so
-that a search measures only the few sizes that can still win.
+Measuring a network takes a fifth of a second a tile size, a second with autocast, these bounds a
+millisecond, so that a search measures only the few sizes that can still win.
 
 Seconds: a device of a pipeline computes forward and backward of m micro-batches, and waits for the
 first to come through the partitions before it, and through those behind it and back. So a
@@ -65,14 +65,14 @@ class Bounds:
 
     def _step_s(self, layout: Layout, micro_batches: int | None) -> float:
         shape = self.estimator.shape(layout)
-        many = self.estimator.micro_batches(layout.grid, layout.partitions)
-        mini_batches = len(mini_batch_sizes(many, layout.micro_batches))
+        total = self.estimator.micro_batches(layout.grid, layout.partitions)
+        mini_batches = len(mini_batch_sizes(total, layout.micro_batches))
         again = layout.checkpointing != "never"
         swap = layout.swap
         slowest_s = self.slowest_s(shape, layout.partitions, micro_batches, again, swap)
         if slowest_s == inf:
             return inf
-        pipeline_s = mini_batches * self.through_s(shape) + (many - mini_batches) * slowest_s
+        pipeline_s = mini_batches * self.through_s(shape) + (total - mini_batches) * slowest_s
         step_s = pipeline_s + self.estimator.least_rest_s(layout.partitions)
         return max(step_s, self.estimator.read_s(layout))
 
@@ -95,21 +95,21 @@ class Bounds:
         """Seconds of the slowest partition per micro-batch, at least.
 
         Args:
-            micro_batches: So many must fit; None: memory is endless.
+            micro_batches: How many must fit; None: memory is endless.
             again: Whether they are computed again in backward.
         """
-        busy, asked = self.busy(shape, again), self.question
+        busy, question = self.busy(shape, again), self.question
         if micro_batches is None:
             room = np.zeros_like(busy)
         elif swap:
             room = self._bytes_of_layers(shape)
         else:
             room = self._bytes_of_batch(shape, micro_batches, again)
-        if asked.balance is not None:
-            found = [asked.balance]
+        if question.balance is not None:
+            balances = [question.balance]
         else:
-            found = least_time(busy, partitions, room, asked.limit_bytes, few=1)
-        edges = [list(pairwise([0, *accumulate(balance)])) for balance in found]
+            balances = least_time(busy, partitions, room, question.limit_bytes, few=1)
+        edges = [list(pairwise([0, *accumulate(balance)])) for balance in balances]
         fitting = [blocks for blocks in edges if self._fit(room, blocks)]
         return min((max(float(busy[block]) for block in blocks) for blocks in fitting), default=inf)
 
@@ -136,11 +136,11 @@ class Bounds:
         single = np.diagonal(self._bytes_of_batch(shape, 1, True), 1)
         fixed = (2 + self.states) * self.estimator.parameter_bytes
         sums, count = np.cumsum([0, *fixed]), len(fixed)
-        found = np.zeros((count + 1, count + 1))
+        num_bytes = np.zeros((count + 1, count + 1))
         for start in range(count):
             most = np.maximum.accumulate(single[start:] - fixed[start:])
-            found[start, start + 1 :] = sums[start + 1 :] - sums[start] + np.maximum(most, 0)
-        return found
+            num_bytes[start, start + 1 :] = sums[start + 1 :] - sums[start] + np.maximum(most, 0)
+        return num_bytes
 
     def _num_bytes(self, side: int, micro_batches: int, again: bool) -> Matrix:
         """Bytes that each block needs for a square tile of `side` alignment units.

@@ -65,11 +65,11 @@ def obstacle(
     """
     whole = whole_image(layers)
     replicas, rows, columns = mesh
-    shown = f"tiles: {grid[0]} × {grid[1]}, mesh: {replicas} × {rows} × {columns}"
+    counts = f"tiles: {grid[0]} × {grid[1]}, mesh: {replicas} × {rows} × {columns}"
     if halo_mode == "exchange" and grid != (rows, columns):
         return (
             "ranks that exchange halos hold one window of an image each, as large as their shares "
-            f"({shown}); leave tiles out, use fewer ranks per image (mesh.rows, "
+            f"({counts}); leave tiles out, use fewer ranks per image (mesh.rows, "
             "mesh.columns) where images are small, halo_mode: overlap, or tiles with halo_mode: "
             "sweep"
         )
@@ -84,7 +84,7 @@ def obstacle(
         local = ", or network.norm_scope: tile (approximate)" * whole.endswith("norm")
         return (
             f"{whole} over the whole image sums over all ranks of the image, so each needs a "
-            f"tile of it ({shown}); use at most {grid[0]} × {grid[1]} ranks per image (mesh.rows, "
+            f"tile of it ({counts}); use at most {grid[0]} × {grid[1]} ranks per image (mesh.rows, "
             f"mesh.columns), or smaller tiles{local}"
         )
     return None
@@ -147,7 +147,7 @@ def batch_obstacle(
             "network.norm_scope: tile (approximate)"
         )
     if (most := max(per_step)) > replicas and len(set(sizes)) > 1:
-        enough = f"mesh.replicas: {most}, " if all(one % most == 0 for one in per_step) else ""
+        enough = f"mesh.replicas: {most}, " if all(count % most == 0 for count in per_step) else ""
         return (
             "batch norm over a step takes its images in one batch, so they must be of one size "
             f"(sizes: {' and '.join(str(size) for size in sorted(map(str, set(sizes)))[:2])}, "
@@ -169,13 +169,13 @@ def stacks(layers: tuple[Layer, ...], work: Sequence[T], images: Sequence[int]) 
     """
     whole = whole_image(layers)
     if whole is None:
-        return [[one] for one in work]
+        return [[tile] for tile in work]
     if whole == "batch norm":
         return [list(work)] if work else []
-    found: dict[int, list[T]] = {}
-    for one, image in zip(work, images, strict=True):
-        found.setdefault(image, []).append(one)
-    return list(found.values())
+    by_image: dict[int, list[T]] = {}
+    for tile, image in zip(work, images, strict=True):
+        by_image.setdefault(image, []).append(tile)
+    return list(by_image.values())
 
 
 def most_stacked(layers: tuple[Layer, ...], tiles: int, images: int) -> int:
@@ -183,7 +183,7 @@ def most_stacked(layers: tuple[Layer, ...], tiles: int, images: int) -> int:
 
     Args:
         tiles: A rank's, of an image.
-        images: Of a step, on a replica.
+        images: Images of a step on a replica.
     """
     whole = whole_image(layers)
     return tiles * images if whole == "batch norm" else tiles if whole else 1

@@ -38,30 +38,30 @@ def answer(search: Search) -> list[Plan]:
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:
-    asked = plan.question
-    layers = asked.layers
+    question = plan.question
+    layers = question.layers
     notes = []
     context = context_of(layers)
-    if asked.halo_mode == "exchange":
+    if question.halo_mode == "exchange":
         notes.append("Seconds do not count the halos' way between ranks.")
     elif plan.layout.grid != (1, 1) and plan.halo_px < context.halo_px:
         notes.append(
             f"approximate: the halo ({plan.halo_px} px) is narrower than the exact one "
             f"({context.halo_px} px), so the result depends on the tiles."
         )
-    reason = obstacle(layers, plan.layout.grid, plan.mesh, asked.halo_mode)
+    reason = obstacle(layers, plan.layout.grid, plan.mesh, question.halo_mode)
     if reason:
         notes.append(f"train refuses this plan as it stands: {reason}.")
     notes += _idle(plan)
-    if plan.host_bytes > asked.machine.host_bytes:
+    if plan.host_bytes > question.machine.host_bytes:
         notes.append(
             f"a node's memory is too small for its ranks (needed: {plan.host_bytes / GIB:.0f} GiB, "
-            f"there is: {asked.machine.host_bytes / GIB:.0f} GiB); take fewer micro-batches or "
+            f"there is: {question.machine.host_bytes / GIB:.0f} GiB); take fewer micro-batches or "
             "ranks per node."
         )
-    if asked.profile is None:
+    if question.profile is None:
         notes.append(
-            f"Seconds are the roofline's for {asked.machine.device}, with assumed efficiencies; "
+            f"Seconds are the roofline's for {question.machine.device}, with assumed efficiencies; "
             "tilenet profile measures them."
         )
     return tuple(notes)
@@ -93,21 +93,21 @@ def _idle(plan: Plan) -> list[str]:
 def explain(plans: Sequence[Plan]) -> str:
     """The best plan as text: what, where, and why it beat the others."""
     plan = plans[0]
-    asked, layout = plan.question, plan.layout
+    question, layout, node = plan.question, plan.layout, plan.question.machine
     replicas, rows, columns = plan.mesh
     lines = [
-        f"{asked.image[0]} × {asked.image[1]} × {asked.options.bands} px on {asked.nodes} × "
-        f"{asked.machine.devices_per_node} {asked.machine.device} ({asked.machine.name})",
+        f"{question.image[0]} × {question.image[1]} × {question.options.bands} px on "
+        f"{question.nodes} × {node.devices_per_node} {node.device} ({node.name})",
         f"  tiles          {layout.grid[0]} × {layout.grid[1]}, own {in_px(plan.tile_own_px)}, "
         f"read {in_px(plan.tile_read_px)}, {_halo(plan)}; work ratio {plan.work_ratio:.2f}",
         f"  ranks          {replicas} × {rows} × {columns} (replicas × rows × columns), "
-        f"{plan.ranks_per_node} per node, {_many(layout.partitions, 'device')} each",
-        f"  pipeline       {_many(plan.tiles_per_rank, 'tile')} per rank{_stacked(plan)}, "
-        f"{_many(layout.micro_batches, 'micro-batch')} at once "
+        f"{plan.ranks_per_node} per node, {_plural(layout.partitions, 'device')} each",
+        f"  pipeline       {_plural(plan.tiles_per_rank, 'tile')} per rank{_stacked(plan)}, "
+        f"{_plural(layout.micro_batches, 'micro-batch')} at once "
         f"({layout.micro_batches / layout.partitions:.3g} mbpp), "
         f"checkpointing {layout.checkpointing}, bubble {plan.bubble:.0%}",
         f"  predicted      {in_gib(plan.device_bytes)} GiB per device of "
-        f"{asked.limit_bytes / GIB:.2f} planned with, {plan.host_bytes / GIB:.1f} GiB per node; "
+        f"{question.limit_bytes / GIB:.2f} planned with, {plan.host_bytes / GIB:.1f} GiB per node; "
         f"{in_seconds(plan.step_s)} per step (gradients {in_seconds(plan.sum_s)}"
         f"{_other_ranks(plan)}), "
         f"{in_seconds(plan.epoch_s)} per epoch",
@@ -123,7 +123,7 @@ def explain(plans: Sequence[Plan]) -> str:
             f"  {in_seconds(part.seconds):>6}  {part.share:>5.0%}"
         )
     lines.append("")
-    lines.extend(f"  instead of     {one.layout}: {_why(plan, one)}" for one in plans[1:])
+    lines.extend(f"  instead of     {rival.layout}: {_why(plan, rival)}" for rival in plans[1:])
     lines.extend(_mode_lines(plan))
     return "\n".join([*lines, *(f"\n{note}" for note in plan.notes)])
 
@@ -178,45 +178,41 @@ def _swap_lines(plan: Plan) -> list[str]:
 
 def _map_lines(plan: Plan) -> list[str]:
     """How `predict` maps the image on these ranks, where it sweeps."""
-    asked, layers = plan.question, plan.question.layers
-    if plan.layout.partitions > 1 or asked.halo != "exact":
+    question, layers = plan.question, plan.question.layers
+    if plan.layout.partitions > 1 or question.halo != "exact":
         return []
     rule = halo_rule("exact", context_of(layers), layers, 0)
-    limit, item_bytes = asked.limit_bytes // MAP_SHARE, ITEM_BYTES[asked.precision]
+    limit, item_bytes = question.limit_bytes // MAP_SHARE, ITEM_BYTES[question.precision]
     ranks = prod(plan.mesh)
-    question = MapQuestion(
-        layers, asked.image, rule, False, None, ranks, item_bytes, limit, MAP_TILE_PX,
+    map_question = MapQuestion(
+        layers, question.image, rule, False, None, ranks, item_bytes, limit, MAP_TILE_PX,
         sweep_bytes=limit, strip_overhead_px=GPU_STRIP_PX,
     )  # fmt: skip
     try:
-        found = choose_map(question)
+        chosen = choose_map(map_question)
     except TilenetError:  # `predict` says it, of the run's own images
         return []
-    if found.method != "sweep":
+    if chosen.method != "sweep":
         return []
-    tiling = found.tiling
+    tiling = chosen.tiling
     rows, cols = max(row.own for row in tiling.rows), max(col.read for col in tiling.cols)
     num_bytes = swept_bytes(layers, tiling.extended[0], cols, rows, item_bytes)
-    kept = kept_cells(layers, found.kept, tiling.extended, 1)
-    num_bytes += kept * item_bytes
+    num_bytes += kept_cells(layers, chosen.kept, tiling.extended, 1) * item_bytes
     return [
-        f"  map            swept in strips of {rows} × {cols} px over {_many(ranks, 'rank')}, "
-        f"work ratio {found.work_ratio:.2f}; {in_gib(num_bytes)} GiB of feature maps per rank"
+        f"  map            swept in strips of {rows} × {cols} px over {_plural(ranks, 'rank')}, "
+        f"work ratio {chosen.work_ratio:.2f}; {in_gib(num_bytes)} GiB of feature maps per rank"
     ]
 
 
 def _why(plan: Plan, other: Plan) -> str:
-    """In what the other is worse."""
+    """Ways in which the other plan is worse."""
     reasons = [f"{other.step_s / plan.step_s:.2f} × the time"]
     if other.work_ratio > 1.01 * plan.work_ratio:
         reasons.append(f"work ratio {other.work_ratio:.2f} against {plan.work_ratio:.2f}")
     if other.bubble > plan.bubble + 0.01:
         reasons.append(f"bubble {other.bubble:.0%} against {plan.bubble:.0%}")
-    if other.mesh == plan.mesh and other.tiles_per_rank * other.tile_read_px[
-        0
-    ] * other.tile_read_px[1] > (
-        1.01 * plan.tiles_per_rank * plan.tile_read_px[0] * plan.tile_read_px[1]
-    ):
+    pixels, more = (p.tiles_per_rank * prod(p.tile_read_px) for p in (plan, other))
+    if other.mesh == plan.mesh and more > 1.01 * pixels:
         reasons.append("more pixels on the rank with most")
     order = ("never", "except_last", "always")
     if order.index(other.layout.checkpointing) > order.index(plan.layout.checkpointing):
@@ -230,7 +226,7 @@ def _halo(plan: Plan) -> str:
     return f"halo {plan.halo_px} px, overlap"
 
 
-def _many(count: int, what: str) -> str:
+def _plural(count: int, what: str) -> str:
     """`1 tile`, `2 micro-batches`."""
     return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}"
 

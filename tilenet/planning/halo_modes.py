@@ -38,14 +38,14 @@ class SweptStep:
 
 
 def exchanged(plan: Plan) -> Plan | None:
-    """The fastest plan with `halo_mode: exchange`; None: the halo is not exact, or none fits."""
-    asked = plan.question
-    if asked.halo_mode != "overlap" or asked.halo != "exact" or plan.layout.grid == (1, 1):
+    """The fastest plan with `halo_mode: exchange`; None: the halo is not exact, or nothing fits."""
+    question = plan.question
+    if question.halo_mode != "overlap" or question.halo != "exact" or plan.layout.grid == (1, 1):
         return None
-    found = first_plan(replace(asked, halo_mode="exchange", **ALL_OPEN))
-    if found is None or obstacle(asked.layers, found.layout.grid, found.mesh, "exchange"):
+    fastest = first_plan(replace(question, halo_mode="exchange", **ALL_OPEN))
+    if fastest is None or obstacle(question.layers, fastest.layout.grid, fastest.mesh, "exchange"):
         return None
-    return found
+    return fastest
 
 
 def swept(plan: Plan) -> SweptStep | None:
@@ -54,29 +54,29 @@ def swept(plan: Plan) -> SweptStep | None:
     A sweep computes each strip twice forward and once backward. The image, the weights and the
     optimizer's states are on the device.
     """
-    asked, layers = plan.question, plan.question.layers
+    question, layers = plan.question, plan.question.layers
     context, averages = context_of(layers), averaged_sweeps(layers)
-    if asked.halo != "exact" or context.valid or plan.layout.grid == (1, 1):
+    if question.halo != "exact" or context.valid or plan.layout.grid == (1, 1):
         return None
     if sweep_obstacle(layers):
         return None
-    estimator, unit = Estimator(replace(asked, halo_mode="exchange")), context.alignment_px
+    estimator, unit = Estimator(replace(question, halo_mode="exchange")), context.alignment_px
     mesh = estimator.mesh(1)
-    ranks, images = mesh.rows * mesh.columns, -(-asked.batch_size // mesh.replicas)
-    height, units = -(-asked.image[0] // unit) * unit, -(-asked.image[1] // unit)
+    ranks, images = mesh.rows * mesh.columns, -(-question.batch_size // mesh.replicas)
+    height, units = -(-question.image[0] // unit) * unit, -(-question.image[1] // unit)
     if ranks > units:
         return None
-    width, item_bytes = -(-units // ranks) * unit, ITEM_BYTES[asked.precision]
+    width, item_bytes = -(-units // ranks) * unit, ITEM_BYTES[question.precision]
     parameters = int(estimator.parameter_bytes.sum())
-    weights = parameters + state_bytes(asked.optimizer, parameters, estimator.sharers(1))
-    fixed = weights + prod((height, width, asked.options.bands)) * item_bytes
-    sweeps = plan_sweeps(layers, height, width, item_bytes, asked.limit_bytes - fixed)
+    weights = parameters + state_bytes(question.optimizer, parameters, estimator.sharers(1))
+    fixed = weights + prod((height, width, question.options.bands)) * item_bytes
+    sweeps = plan_sweeps(layers, height, width, item_bytes, question.limit_bytes - fixed)
     if averages and sweeps.kept != plan_sweeps(layers, height, width, item_bytes, ALL_CELLS).kept:
         return None  # layers are computed more often
     cells = ALL_CELLS if averages else 0
     device_bytes = fixed + trained_bytes(layers, height, width, sweeps.edges[1], item_bytes, cells)
-    if device_bytes > asked.limit_bytes:
+    if device_bytes > question.limit_bytes:
         return None
     times = estimator.times((1, height, width))
-    seconds = images * sum(2 * one.forward_s + one.backward_s for one in times)
+    seconds = images * sum(2 * time.forward_s + time.backward_s for time in times)
     return SweptStep(width, sweeps.edges[1], device_bytes, seconds + estimator.least_rest_s(1))

@@ -29,35 +29,35 @@ def kept_maps(
         passes: Numbers of the layers to which the image is swept, in order.
         size: Rows and columns of the image, extended to a multiple of the alignment.
         num_cols: Ranks that hold columns of them.
-        most_cells: Of the maps that a rank keeps, those of the pass at hand and of the one before.
+        most_cells: Most cells that a rank keeps of maps, of the pass at hand and the one before.
     """
     cells = _cells(layers, size, num_cols)
-    there, found = frozenset[int](), []
+    there, sets = frozenset[int](), []
     for place, layer in enumerate(passes):
         computed, _ = maps_before(layers, [layer], there)
         later = passes[place + 1 :]
         for ends in [[*later, len(layers)], *([later] if later else [])]:
             _, needed = maps_before(layers, ends, computed | there)
-            if sum(cells[one] for one in (needed | there) - {0}) <= most_cells:
+            if sum(cells[number] for number in (needed | there) - {0}) <= most_cells:
                 there = needed - {0}
                 break
-        found.append(there)
-    return tuple(found)
+        sets.append(there)
+    return tuple(sets)
 
 
 def kept_cells(
     layers: tuple[Layer, ...],
-    kept: Sequence[frozenset[int]],
+    sets: Sequence[frozenset[int]],
     size: tuple[int, int],
     num_cols: int,
 ) -> int:
     """Most cells of kept maps that a rank holds at one time; arguments as of `kept_maps`."""
     cells = _cells(layers, size, num_cols)
-    together = (before | after for before, after in pairwise((frozenset(), *kept)))
-    return max((sum(cells[one] for one in maps) for maps in together), default=0)
+    together = (before | after for before, after in pairwise((frozenset(), *sets)))
+    return max((sum(cells[number] for number in maps) for maps in together), default=0)
 
 
 def _cells(layers: tuple[Layer, ...], size: tuple[int, int], num_cols: int) -> list[int]:
     """Cells of a rank's part of each map."""
     shapes = map_shapes(layers, *size)
-    return [one.channels * one.rows * -(-one.cols // num_cols) for one in shapes]
+    return [shape.channels * shape.rows * -(-shape.cols // num_cols) for shape in shapes]

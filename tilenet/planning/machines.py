@@ -61,8 +61,8 @@ class LaunchFacts:
         sockets: Processors of a node, between which its cores and devices are shared evenly.
         threads_per_core: Hardware threads that the launcher counts per core.
         queue: Queue, partition or quality of service; empty: the machine's own choice.
-        queue_option: What Slurm's option for it is called there.
-        constraint: What Slurm and PBS shall choose nodes by.
+        queue_option: Name of Slurm's option for the queue.
+        constraint: Expression by which Slurm and PBS choose nodes.
         header: More options for the head of the script, one per line.
         step: More options for the launcher.
         modules: Modules to be loaded before Python.
@@ -98,9 +98,9 @@ class Machine:
     """A node, its devices and its links; bandwidths are of one direction.
 
     Attributes:
-        name: Its table's name in the file.
+        name: Name of the table in the file.
         devices_per_node: Devices, each of which can hold a partition.
-        device: What a device is called.
+        device: Name of a device.
         memory_bytes: Memory of one device.
         host_bytes: Memory of the node.
         cores: Processor cores of the node that jobs may use.
@@ -113,8 +113,8 @@ class Machine:
         memory_efficiency: Share of the bandwidths that is assumed to be reached.
         launch: How jobs start there.
         latency_s: A message's way between two nodes, whatever it holds.
-        message_s: What a message costs its rank besides: copying, posting, waiting.
-        kernel_s: What each pass over a map takes at least, to launch it.
+        message_s: Seconds that a message costs its rank besides: copying, posting, waiting.
+        kernel_s: Seconds that each pass over a map takes at least, to launch it.
         file_bandwidth: File bandwidth of a node that reads and decodes images, bytes/s.
     """
 
@@ -164,7 +164,7 @@ def machine(name: str) -> Machine:
     """The facts of a machine, the user's own first.
 
     Raises:
-        TilenetError: There is none of that name, or a file says something impossible.
+        TilenetError: No machine has that name, or a file says something impossible.
     """
     tables = _tables()
     if name not in tables:
@@ -229,12 +229,12 @@ def checked_machine(name: str, table: dict[str, Any]) -> Machine:
     Raises:
         TilenetError: A key is missing, unknown, or its value impossible.
     """
-    made = _filled(Machine, name, table, name=name)
-    launch, remedy = made.launch, f"correct it in {user_file()}"
-    if sorted(launch.device_order) not in ([], list(range(made.devices_per_node))):
+    facts = _filled(Machine, name, table, name=name)
+    launch, remedy = facts.launch, f"correct it in {user_file()}"
+    if sorted(launch.device_order) not in ([], list(range(facts.devices_per_node))):
         raise TilenetError(
             f"{name}.launch.device_order must name each of the devices 0 to "
-            f"{made.devices_per_node - 1} once (got {[*launch.device_order]}); {remedy}"
+            f"{facts.devices_per_node - 1} once (got {[*launch.device_order]}); {remedy}"
         )
     if launch.launcher == "srun" and not launch.mpi:
         raise TilenetError(
@@ -246,16 +246,16 @@ def checked_machine(name: str, table: dict[str, Any]) -> Machine:
             f"{name}.launch.step must name a file of hosts, ['-f', FILE], where no PBS does (got "
             f"{[*launch.step]}): without it all ranks share one node; {remedy}"
         )
-    return made
+    return facts
 
 
-def _filled(kind: type[T], where: str, table: Any, **given: str) -> T:
+def _filled(kind: type[T], where: str, table: Any, **known: str) -> T:
     """A dataclass of a table's values, and of those given; `where` it stands, for messages."""
     remedy = f"correct it in {user_file()}"
     if not isinstance(table, dict):
         raise TilenetError(f"{where} must be a table (got {table!r}); {remedy}")
-    kinds, values = get_type_hints(kind, include_extras=True), dict[str, Any](given)
-    keys = [part.name for part in fields(kind) if part.name not in given]  # type: ignore[arg-type]
+    kinds, values = get_type_hints(kind, include_extras=True), dict[str, Any](known)
+    keys = [part.name for part in fields(kind) if part.name not in known]  # type: ignore[arg-type]
     for key, value in table.items():
         if key not in keys:
             near = get_close_matches(key, keys, n=1, cutoff=0)[0]
@@ -282,9 +282,9 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is Literal:
         return value in (part, *more)
     if origin is tuple:
-        return isinstance(value, list) and all(_fits(one, part) for one in value)
+        return isinstance(value, list) and all(_fits(item, part) for item in value)
     if origin is dict:
-        return isinstance(value, dict) and all(_fits(one, more[0]) for one in value.values())
+        return isinstance(value, dict) and all(_fits(item, more[0]) for item in value.values())
     return type(value) in ((int, float) if kind is float else (kind,))
 
 

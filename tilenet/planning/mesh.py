@@ -64,8 +64,8 @@ def choose_mesh(
     Raises:
         TilenetError: The axes do not multiply to the number of ranks.
     """
-    given = {"replicas": replicas, "rows": rows, "columns": columns}
-    for name, value in given.items():
+    axes = {"replicas": replicas, "rows": rows, "columns": columns}
+    for name, value in axes.items():
         if value is not None and value < 1:
             raise TilenetError(f"a mesh axis has at least one rank (mesh.{name}: {value})")
     if replicas is None:

@@ -27,11 +27,11 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class OwnNetwork:
-    """Somebody's network.
+    """A user module as a list of layers.
 
     Attributes:
-        name: For people.
-        layers: In the order in which they run.
+        name: Name of the module, for messages.
+        layers: Layers in the order in which they run.
         together: First and last layer of those that share a weight, by its name.
     """
 
@@ -69,15 +69,15 @@ class OwnNetwork:
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be planned; what is None is chosen.
+    """An image, a network and a machine to plan for; values that are None are chosen.
 
     Attributes:
-        options: The network: a U-Net's, or somebody's list of layers.
-        epsilon_px: The paper's halo for it; 0: it is no U-Net.
+        options: The network: a U-Net's, or a user module's layers.
+        epsilon_px: The paper's halo for it; 0 for a user module.
         image: Height and width of the largest image, pixels.
         num_images: Images of an epoch.
         batch_size: Images of a step.
-        precision: As in run files.
+        precision: Precision, as in run files.
         optimizer: `adamw`, `sgd`, or `sgd-momentum`.
         halo: `exact`, `epsilon` or pixels.
         halo_mode: `overlap` or `exchange`.
@@ -85,7 +85,7 @@ class Question:
         tile_px: Largest own size of a tile.
         partitions: Devices per rank.
         balance: Layers per partition.
-        micro_batches: Those of a rank in the pipeline at once, of a tile each, or of a stack.
+        micro_batches: Micro-batches of a rank in the pipeline at once, each a tile or a stack.
         mbpp: Micro-batches per partition, the paper's measure; micro_batches = mbpp · partitions.
         checkpointing: Which micro-batches are computed again in backward.
         swap: `off`; `auto`: what must, where that is fastest; `all`: whatever is large enough.
@@ -139,7 +139,7 @@ class Layout:
     Attributes:
         grid: Tiles along rows and columns of an image.
         partitions: Devices per rank.
-        micro_batches: Those of a rank in the pipeline at once, of a tile each, or of a stack.
+        micro_batches: Micro-batches of a rank in the pipeline at once, each a tile or a stack.
         checkpointing: Which micro-batches are computed again in backward.
         swap: Whether tensors go to the host.
     """
@@ -204,7 +204,7 @@ class Plan:
         read_s: Predicted seconds of reading a step's tiles, while the step before it computes.
         step_s: Predicted seconds of a step.
         epoch_s: Predicted seconds of an epoch.
-        swaps: What a rank swaps; None: nothing.
+        swaps: Layers and bytes that a rank swaps; None: nothing.
         swap_overhead: Predicted seconds of a step that this adds, per second without it, were
             memory endless.
         sharers: Ranks that share out the optimizer's states.
@@ -261,12 +261,12 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """What `plan.json` holds."""
-        asked = asdict(replace(self.question, profile=None))
+        entry = asdict(replace(self.question, profile=None))
         if isinstance(self.question.options, OwnNetwork):
-            asked["options"] = self.question.options.to_json()
+            entry["options"] = self.question.options.to_json()
         answer = asdict(replace(self, question=replace(self.question, profile=None)))
         del answer["question"]
-        return {"tilenet_plan": VERSION, "run": self.run_keys(), "asked": asked, "answer": answer}
+        return {"tilenet_plan": VERSION, "run": self.run_keys(), "asked": entry, "answer": answer}
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -280,19 +280,19 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What a run takes from `plan.json`.
+    """The part of `plan.json` that a run takes.
 
     Attributes:
-        keys: For the run file.
-        options: The network that was planned for.
-        image: Height and width that were planned for.
-        asked: The question, as it is written.
+        keys: Keys of the run file.
+        options: The network.
+        image: Height and width of the image.
+        question: The question, as plain values.
     """
 
     keys: dict[str, Any]
     options: UNetOptions | OwnNetwork
     image: tuple[int, int]
-    asked: dict[str, Any]
+    question: dict[str, Any]
 
 
 def read_plan(path: Path) -> PlannedRun:
@@ -313,14 +313,14 @@ def read_plan(path: Path) -> PlannedRun:
     version = entry.get("tilenet_plan") if isinstance(entry, dict) else None
     if version is True or version != VERSION:
         raise _wrong(path, f"the key tilenet_plan is missing or not {VERSION}")
-    keys, asked = entry.get("run"), entry.get("asked")
-    if not isinstance(keys, dict) or not isinstance(asked, dict):
+    keys, question = entry.get("run"), entry.get("asked")
+    if not isinstance(keys, dict) or not isinstance(question, dict):
         raise _wrong(path, "run and asked must be objects")
     try:
-        network = asked["options"]
+        network = question["options"]
         own = "layers" in network
         options = OwnNetwork.from_json(network) if own else UNetOptions(**network)
-        image = _pair(asked["image"])
+        image = _pair(question["image"])
     except (AttributeError, KeyError, TypeError, ValueError, TilenetError) as error:
         raise _wrong(path, f"asked has no network and image: {error}") from error
     balance, partitions = keys.get("balance"), keys.get("partitions")
@@ -330,7 +330,7 @@ def read_plan(path: Path) -> PlannedRun:
         and partitions == len(balance)
     ):
         raise _wrong(path, "run has no balance with one number of layers per partition")
-    return PlannedRun(keys, options, image, asked)
+    return PlannedRun(keys, options, image, question)
 
 
 def planned_bytes(path: Path) -> dict[str, int] | None:

@@ -1,4 +1,4 @@
-"""A plan made again for another number of nodes, so that a run can go on with those that are left.
+"""The question whose answer is a plan for another number of nodes, so that a run can go on there.
 
 Tiles, halo, batch and precision stay: so does a result that depends on tiles, as with
 `halo: epsilon`.
@@ -18,7 +18,7 @@ from tilenet.planning.plan import Question, read_plan
 __all__ = ["question_again"]
 
 # Values that a plan's question can have
-ONE_OF = {
+CHOICES = {
     "precision": PRECISIONS,
     "optimizer": tuple(OPTIMIZER_STATES),
     "halo_mode": ("overlap", "exchange"),
@@ -27,7 +27,7 @@ ONE_OF = {
 
 
 def question_again(path: Path, nodes: int) -> Question:
-    """What to ask so that the answer is the plan in `path`, but for a number of nodes.
+    """The question whose answer is the plan in `path`, for another number of nodes.
 
     All that the plan chose is fixed; only the ranks are laid out again. With `halo_mode: exchange`,
     where each rank holds one tile, the tiles follow from the ranks, which changes no result; how
@@ -39,21 +39,21 @@ def question_again(path: Path, nodes: int) -> Question:
     if nodes < 1:
         raise TilenetError(f"nodes must be at least 1 (nodes: {nodes})")
     planned = read_plan(path)
-    keys, asked = planned.keys, planned.asked
+    keys, entry = planned.keys, planned.question
     try:
-        table = dict(asked["machine"])
+        table = dict(entry["machine"])
         question = Question(
             options=planned.options,
-            epsilon_px=_whole(asked["epsilon_px"], 0),
+            epsilon_px=_whole(entry["epsilon_px"], 0),
             image=planned.image,
             machine=checked_machine(str(table.pop("name")), table),
             nodes=nodes,
-            num_images=_whole(asked["num_images"]),
-            batch_size=_whole(asked["batch_size"]),
-            halo=asked["halo"] if isinstance(asked["halo"], str) else _whole(asked["halo"], 0),
+            num_images=_whole(entry["num_images"]),
+            batch_size=_whole(entry["batch_size"]),
+            halo=entry["halo"] if isinstance(entry["halo"], str) else _whole(entry["halo"], 0),
             partitions=len(keys["balance"]),
-            reserve=float(asked["reserve"]),
-            **{name: _one_of(asked[name], choices) for name, choices in ONE_OF.items()},
+            reserve=float(entry["reserve"]),
+            **{name: _choice(entry[name], choices) for name, choices in CHOICES.items()},
         )
         if question.halo_mode == "exchange":
             return question
@@ -65,7 +65,7 @@ def question_again(path: Path, nodes: int) -> Question:
             grid=grid,
             balance=tuple(keys["balance"]),
             micro_batches=min(_whole(keys["micro_batches"]), most),
-            checkpointing=_one_of(keys["checkpointing"], get_args(Checkpointing)),
+            checkpointing=_choice(keys["checkpointing"], get_args(Checkpointing)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TilenetError(
@@ -80,7 +80,7 @@ def _whole(value: Any, least: int = 1) -> int:
     return value
 
 
-def _one_of(value: Any, choices: tuple[str, ...]) -> Any:
+def _choice(value: Any, choices: tuple[str, ...]) -> Any:
     if value not in choices:
-        raise ValueError(f"{value!r} is none of {', '.join(choices)}")
+        raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
     return value

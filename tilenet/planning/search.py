@@ -48,7 +48,7 @@ class Search:
         self.planned = lru_cache(maxsize=None)(self.plan)
 
     def best(self, count: int = 3, among: Callable[[Layout], bool] | None = None) -> list[Plan]:
-        """The fastest plans that fit, best first, a layout each; none where nothing fits.
+        """The fastest plans that fit, best first, a layout each; empty where nothing fits.
 
         Args:
             count: How many plans.
@@ -67,9 +67,9 @@ class Search:
             if among is None or among(layout)
         ]
         heapq.heapify(queue)
-        plans: dict[int, Plan] = {}
-        found: list[Plan] = []
-        while queue and len(found) < count:
+        by_number: dict[int, Plan] = {}
+        fastest: list[Plan] = []
+        while queue and len(fastest) < count:
             seconds, stage, _, number = heapq.heappop(queue)
             layout = self._bounded[number][1]
             if stage == 0:
@@ -79,14 +79,14 @@ class Search:
             elif stage == 1:
                 plan = self.planned(layout)
                 if plan is not None:
-                    plans[number] = plan
+                    by_number[number] = plan
                     heapq.heappush(queue, (plan.step_s, 2, plan.device_bytes, number))
             else:
-                found.append(plans[number])
-        return found
+                fastest.append(by_number[number])
+        return fastest
 
     def answer(self) -> list[Plan]:
-        """The fastest plan that fits, and what a reader would hold against it; none if none fits.
+        """The fastest plan that fits, and its nearest rivals; empty if nothing fits.
 
         Rivals differ in the number of partitions, else in the tiles, else in how tiles go through
         the pipeline: the fastest of each kind, two at most.
@@ -99,18 +99,18 @@ class Search:
             return []
         chosen = plans[0].layout
         here = chosen.partitions, chosen.grid
-        rivals: tuple[Callable[[Layout], bool], ...] = (
-            lambda one: one.partitions != chosen.partitions,
-            lambda one: one.partitions == chosen.partitions and one.grid != chosen.grid,
-            lambda one: one != chosen and (one.partitions, one.grid) == here,
+        kinds: tuple[Callable[[Layout], bool], ...] = (
+            lambda layout: layout.partitions != chosen.partitions,
+            lambda layout: layout.partitions == chosen.partitions and layout.grid != chosen.grid,
+            lambda layout: layout != chosen and (layout.partitions, layout.grid) == here,
         )
-        found = [plan for among in rivals for plan in self.best(1, among)]
-        return [*plans, *sorted(found[:2], key=lambda plan: plan.step_s)]
+        rivals = [plan for among in kinds for plan in self.best(1, among)]
+        return [*plans, *sorted(rivals[:2], key=lambda plan: plan.step_s)]
 
     @cached_property
     def bounds(self) -> Bounds:
-        """What no plan can beat."""
-        return Bounds(self.estimator, [self.estimator.shape(one) for one in self.layouts()])
+        """Seconds that no plan can beat."""
+        return Bounds(self.estimator, [self.estimator.shape(layout) for layout in self.layouts()])
 
     @cached_property
     def _bounded(self) -> list[tuple[float, Layout]]:
@@ -118,30 +118,30 @@ class Search:
 
     def layouts(self) -> Iterator[Layout]:
         """Every layout that the question leaves open."""
-        asked = self.question
-        devices = asked.machine.devices_per_node
-        for partitions in [asked.partitions] if asked.partitions else range(1, devices + 1):
-            if asked.partitions is None and devices % partitions:
+        question = self.question
+        devices = question.machine.devices_per_node
+        for partitions in [question.partitions] if question.partitions else range(1, devices + 1):
+            if question.partitions is None and devices % partitions:
                 continue  # devices would stand idle
-            if partitions > most_partitions(len(self.estimator.layers), asked.together):
+            if partitions > most_partitions(len(self.estimator.layers), question.together):
                 continue
             for grid in self._grids(partitions):
                 most = self.estimator.micro_batches(grid, partitions)
                 for micro_batches in self._micro_batches(partitions, most):
                     if micro_batches > most:
                         continue
-                    for mode in [asked.checkpointing] if asked.checkpointing else MODES:
-                        if asked.checkpointing is None and micro_batches == 1 and mode != "never":
+                    for mode in [question.checkpointing] if question.checkpointing else MODES:
+                        if mode != "never" and micro_batches == 1 and not question.checkpointing:
                             continue  # computes everything twice and has no lower peak
                         layout = Layout(grid, partitions, micro_batches, mode)
-                        if asked.swap != "all":
+                        if question.swap != "all":
                             yield layout
-                        if asked.swap != "off":
+                        if question.swap != "off":
                             yield replace(layout, swap=True)
 
     def _no_layout(self) -> str:
-        asked = self.question
-        partitions = asked.partitions or 1
+        question = self.question
+        partitions = question.partitions or 1
         grids, whole = self._grids(partitions), whole_image(self.estimator.layers)
         most = max(self.estimator.micro_batches(grid, partitions) for grid in grids)
         tiles = f"stacks of tiles, for {whole}," if whole else "tiles"
@@ -152,32 +152,32 @@ class Search:
         )
 
     def _micro_batches(self, partitions: int, most: int) -> list[int]:
-        asked = self.question
-        if asked.micro_batches is not None:
-            return [asked.micro_batches]
-        if asked.mbpp is not None:
-            return [asked.mbpp * partitions]
+        question = self.question
+        if question.micro_batches is not None:
+            return [question.micro_batches]
+        if question.mbpp is not None:
+            return [question.mbpp * partitions]
         if partitions == 1:
             return [1]
         return sorted({min(count, most) for count in (*MICRO_BATCHES, most)})
 
     def _grids(self, partitions: int) -> list[Pixels]:
-        asked, mesh = self.question, self.estimator.mesh(partitions)
-        height, width = asked.image
-        if asked.halo_mode == "exchange":
+        question, mesh = self.question, self.estimator.mesh(partitions)
+        height, width = question.image
+        if question.halo_mode == "exchange":
             grid = mesh.rows, mesh.columns
-            if asked.tile_px is not None or asked.grid not in (None, grid):
-                wanted = f"{asked.grid[0]} × {asked.grid[1]}" if asked.grid else asked.tile_px
+            if question.tile_px is not None or question.grid not in (None, grid):
+                sizes = " × ".join(map(str, question.grid or [question.tile_px]))
                 raise TilenetError(
                     f"with halo_mode exchange each rank holds one tile of an image (tiles: "
-                    f"{wanted}, mesh: {grid[0]} × {grid[1]} ranks); leave the tiles out"
+                    f"{sizes}, mesh: {grid[0]} × {grid[1]} ranks); leave the tiles out"
                 )
             return [self._checked(grid)]
-        if asked.grid is not None:
-            return [self._checked(asked.grid)]
-        if asked.tile_px is not None:
-            found = cut(height, width, Cut(size_px=asked.tile_px), self.estimator.rule).grid
-            return [self._checked(found)]
+        if question.grid is not None:
+            return [self._checked(question.grid)]
+        if question.tile_px is not None:
+            tiling = cut(height, width, Cut(size_px=question.tile_px), self.estimator.rule)
+            return [self._checked(tiling.grid)]
         unit = self.estimator.rule.alignment_px
         most = -(-height // unit), -(-width // unit)
         grids = {
@@ -187,11 +187,11 @@ class Search:
         }
         grids = {grid for grid in grids if self._computes(grid)} or {self._checked((1, 1))}
         # Oblong tiles only where nothing squarer is possible: they read more for the same work.
-        square = sorted(grid for grid in grids if _oblong(asked.image, grid) <= 1.5)
+        square = sorted(grid for grid in grids if _oblong(question.image, grid) <= 1.5)
         tiles = self.estimator.tiles_per_rank
         few = {
             (*sorted(self.estimator.read_px(grid)), tiles(grid, partitions)): grid
-            for grid in square or [min(grids, key=lambda grid: _oblong(asked.image, grid))]
+            for grid in square or [min(grids, key=lambda grid: _oblong(question.image, grid))]
         }
         return list(few.values())  # of tiles turned by a right angle, one kind
 
@@ -245,9 +245,9 @@ class Search:
         )
 
     def _balances(self, layout: Layout) -> list[Balance]:
-        asked, partitions = self.question, layout.partitions
-        if asked.balance is not None:
-            return [asked.balance]
+        question, partitions = self.question, layout.partitions
+        if question.balance is not None:
+            return [question.balance]
         shape = self.estimator.shape(layout)
         if partitions == 1:
             return [(len(self.estimator.layers),)]
@@ -256,10 +256,10 @@ class Search:
         )
         seconds = self.estimator.seconds(shape)
         if layout.swap:  # of these fewer: to choose what to swap takes a while
-            few = least_time(seconds, partitions, room, asked.limit_bytes, few=1)
+            few = least_time(seconds, partitions, room, question.limit_bytes, few=1)
             more = least_time(seconds, partitions, few=1)
             return list(dict.fromkeys([*few, *more, *least_bytes(room, partitions, few=1)]))
-        few = least_time(seconds, partitions, room, asked.limit_bytes)
+        few = least_time(seconds, partitions, room, question.limit_bytes)
         # Blocks are charged at most what they may need, so that more may fit than that.
         more = least_time(seconds, partitions) or few
         return list(dict.fromkeys([*few, *more, *least_bytes(room, partitions, seconds, few=1)]))
@@ -275,8 +275,8 @@ class Search:
             least = fewest.setdefault(layout.partitions, layout)
             if self._asks(layout) < self._asks(least):
                 fewest[layout.partitions] = layout
-        found = [self._leanest(layout) for layout in fewest.values() if self._countable(layout)]
-        return min(found, key=lambda plan: plan.device_bytes, default=None)
+        plans = [self._leanest(layout) for layout in fewest.values() if self._countable(layout)]
+        return min(plans, key=lambda plan: plan.device_bytes, default=None)
 
     def _asks(self, layout: Layout) -> tuple[int, int, bool]:
         """Pixels of a micro-batch, how many at once, and whether all their activations live."""
@@ -292,10 +292,10 @@ class Search:
         return countable(self.estimator.layers, rows, cols, stacked)
 
     def _leanest(self, layout: Layout) -> Plan:
-        asked, partitions = self.question, layout.partitions
+        question, partitions = self.question, layout.partitions
         shape = self.estimator.shape(layout)
         room = self.estimator.blocks(shape, layout.micro_batches, layout.checkpointing, partitions)
-        few = [asked.balance] if asked.balance else least_bytes(room, partitions)
+        few = [question.balance] if question.balance else least_bytes(room, partitions)
         best = min(few, key=lambda balance: self.estimator.num_bytes(layout, balance))
         return self.estimator.describe(layout, best)
 
@@ -306,32 +306,32 @@ def _oblong(image: Pixels, grid: Pixels) -> float:
     return max(sides) / min(sides)
 
 
-def _check(asked: Question, num_layers: int) -> None:
+def _check(question: Question, num_layers: int) -> None:
     """Refuse what no search can answer."""
     for name in ("nodes", "num_images", "batch_size", "partitions", "micro_batches", "mbpp"):
-        value = getattr(asked, name)
+        value = getattr(question, name)
         if value is not None and value < 1:
             raise TilenetError(f"{name} must be at least 1 ({name}: {value})")
-    if min(asked.image) < 1:
+    if min(question.image) < 1:
         raise TilenetError(
-            f"an image must have at least one pixel a side (image: {asked.image[0]} × "
-            f"{asked.image[1]} px)"
+            f"an image must have at least one pixel a side (image: {question.image[0]} × "
+            f"{question.image[1]} px)"
         )
-    if asked.balance is not None:
-        check_balance(asked.balance, num_layers, asked.partitions, asked.together)
-    check_partitions(asked.partitions or 1, num_layers, asked.together)
-    devices = asked.machine.devices_per_node
-    if (asked.partitions or 1) > devices:
+    if question.balance is not None:
+        check_balance(question.balance, num_layers, question.partitions, question.together)
+    check_partitions(question.partitions or 1, num_layers, question.together)
+    devices = question.machine.devices_per_node
+    if (question.partitions or 1) > devices:
         raise TilenetError(
-            f"a rank's partitions stand on devices of one node (partitions: {asked.partitions}, "
-            f"devices per node of {asked.machine.name}: {devices}); ask for at most {devices}"
+            f"a rank's partitions stand on devices of one node (partitions: {question.partitions}, "
+            f"devices per node of {question.machine.name}: {devices}); ask for at most {devices}"
         )
-    if asked.micro_batches is not None and asked.mbpp is not None:
+    if question.micro_batches is not None and question.mbpp is not None:
         raise TilenetError(
             f"micro-batches are given in all or per partition, not both (micro_batches: "
-            f"{asked.micro_batches}, mbpp: {asked.mbpp}); leave one out"
+            f"{question.micro_batches}, mbpp: {question.mbpp}); leave one out"
         )
-    if not 0 <= asked.reserve < 1:
+    if not 0 <= question.reserve < 1:
         raise TilenetError(
-            f"reserve is a share of a device's memory (reserve: {asked.reserve}); 0.1 is usual"
+            f"reserve is a share of a device's memory (reserve: {question.reserve}); 0.1 is usual"
         )

@@ -33,7 +33,7 @@ SLOWER, PER_GROUP, PER_VALUE = 8, 50_000, 10
 
 @dataclass(frozen=True)
 class ImageQuestion:
-    """What a small image is to prove.
+    """What a small image has to prove, and in what time.
 
     Attributes:
         layers: Layers of the network.
@@ -79,44 +79,44 @@ def proof_grid(run: tuple[int, int], ranks: tuple[int, int]) -> tuple[int, int]:
     return rows, cols
 
 
-def choose_small_image(asked: ImageQuestion) -> Tiling:
+def choose_small_image(question: ImageQuestion) -> Tiling:
     """Choose: one that tests the halo, or else the smallest.
 
     Raises:
-        TilenetError: None is legal, or each takes too long.
+        TilenetError: No size is legal, or each takes too long.
     """
-    rows, cols = (_smallest_axis(asked, axis) for axis in (0, 1))
-    found = [(_longer(asked, 0, rows), cols), (rows, _longer(asked, 1, cols)), (rows, cols)]
-    tilings = [tiling for sizes in found if (tiling := _with_norms(asked, sizes)) is not None]
-    for tiling in sorted(tilings, key=lambda one: bool(untested_halo(one))):
-        if asked.seconds(tiling) <= asked.most_seconds(tiling):
+    rows, cols = (_smallest_axis(question, axis) for axis in (0, 1))
+    sizes = (_longer(question, 0, rows), cols), (rows, _longer(question, 1, cols)), (rows, cols)
+    tilings = [tiling for size in sizes if (tiling := _with_norms(question, size)) is not None]
+    for tiling in sorted(tilings, key=lambda tiling: bool(untested_halo(tiling))):
+        if question.seconds(tiling) <= question.most_seconds(tiling):
             return tiling
     if not tilings:
         raise TilenetError(f"no image of up to {MOST_UNITS} alignment units per tile is legal")
     raise TilenetError(
-        f"the smallest image for {asked.grid[0]} × {asked.grid[1]} tiles "
-        f"({rows} × {cols} px) takes about {asked.seconds(tilings[-1]):.0f} s, more than "
-        f"{asked.patience_s:g} s and {SHARE:.0%} of the run"
+        f"the smallest image for {question.grid[0]} × {question.grid[1]} tiles "
+        f"({rows} × {cols} px) takes about {question.seconds(tilings[-1]):.0f} s, more than "
+        f"{question.patience_s:g} s and {SHARE:.0%} of the run"
     )
 
 
-def choose_number_too(asked: ImageQuestion) -> tuple[ImageQuestion, Tiling]:
+def choose_number_too(question: ImageQuestion) -> tuple[ImageQuestion, Tiling]:
     """As `choose_small_image`, of two images where norms over all of them take no single one.
 
     Raises:
         TilenetError: See `choose_small_image`.
     """
     try:
-        return asked, choose_small_image(asked)
+        return question, choose_small_image(question)
     except TilenetError:
-        if whole_image(asked.layers) != "batch norm":
+        if whole_image(question.layers) != "batch norm":
             raise
-        asked = replace(asked, images=2)  # of one average a norm has no spread
-        return asked, choose_small_image(asked)
+        question = replace(question, images=2)  # of one average a norm has no spread
+        return question, choose_small_image(question)
 
 
 def untested_halo(tiling: Tiling) -> str:
-    """What is said of tiles that a shorter halo would not harm."""
+    """The note on tiles that a shorter halo would not harm; empty: they test it."""
     if tiling.rule.exchanged or len(tiling.tiles) == 1 or not tiling.rule.halo_px:
         return ""
     if any(_tests_halo(spans) for spans in (tiling.rows, tiling.cols)):
@@ -139,46 +139,45 @@ def _tests_halo(spans: tuple[Span, ...]) -> bool:
     )
 
 
-def _sizes(asked: ImageQuestion, axis: int) -> list[int]:
+def _sizes(question: ImageQuestion, axis: int) -> list[int]:
     """Pixels along an axis that leave the run's own remainder of alignment units."""
-    unit, tiles = asked.rule.alignment_px, asked.grid[axis]
-    rest = asked.like.extended[axis] // unit % tiles
+    unit, tiles = question.rule.alignment_px, question.grid[axis]
+    rest = question.like.extended[axis] // unit % tiles
     return [(tiles * each + rest) * unit for each in range(1, MOST_UNITS)]
 
 
-def _spans(asked: ImageQuestion, axis: int, pixels: int) -> tuple[Span, ...]:
+def _spans(question: ImageQuestion, axis: int, pixels: int) -> tuple[Span, ...]:
     """The tiles along an axis."""
-    return cut(pixels, pixels, Cut(grid=(asked.grid[axis],) * 2), asked.rule).rows
+    return cut(pixels, pixels, Cut(grid=(question.grid[axis],) * 2), question.rule).rows
 
 
-def _smallest_axis(asked: ImageQuestion, axis: int) -> int:
+def _smallest_axis(question: ImageQuestion, axis: int) -> int:
     """Smallest legal size along an axis; of those that are looked through the largest otherwise."""
-    name, sizes = ("rows", "columns")[axis], _sizes(asked, axis)
+    name, sizes = ("rows", "columns")[axis], _sizes(question, axis)
     for pixels in sizes:
-        spans = _spans(asked, axis, pixels)
-        if pixels >= LEAST_PX and (
-            not asked.rule.exchanged or _legal(partial(check_shares, asked.layers, spans, name))
-        ):
+        check = partial(check_shares, question.layers, _spans(question, axis, pixels), name)
+        if pixels >= LEAST_PX and (not question.rule.exchanged or _legal(check)):
             return pixels
     return sizes[-1]
 
 
-def _longer(asked: ImageQuestion, axis: int, least: int) -> int:
-    """Smallest size along an axis that tests the halo; the least where there is none."""
-    for pixels in _sizes(asked, axis) if asked.grid[axis] > 1 and asked.rule.halo_px else ():
-        if pixels >= least and _tests_halo(_spans(asked, axis, pixels)):
+def _longer(question: ImageQuestion, axis: int, least: int) -> int:
+    """Smallest size along an axis that tests the halo; `least` where no size does."""
+    can_test = question.grid[axis] > 1 and question.rule.halo_px
+    for pixels in _sizes(question, axis) if can_test else ():
+        if pixels >= least and _tests_halo(_spans(question, axis, pixels)):
             return pixels
     return least
 
 
-def _with_norms(asked: ImageQuestion, least: tuple[int, int]) -> Tiling | None:
+def _with_norms(question: ImageQuestion, least: tuple[int, int]) -> Tiling | None:
     """The smallest image from a size on whose norms have cells to take statistics of."""
-    sizes = ([one for one in _sizes(asked, axis) if one >= least[axis]] for axis in (0, 1))
-    images = asked.images * asked.replicas if asked.backward else None
+    sizes = ([px for px in _sizes(question, axis) if px >= least[axis]] for axis in (0, 1))
+    images = question.images * question.replicas if question.backward else None
     for height, width in zip(*sizes, strict=False):
-        tiling = cut(height, width, Cut(grid=asked.grid), asked.rule)
+        tiling = cut(height, width, Cut(grid=question.grid), question.rule)
         whole = Window(0, 0, *tiling.extended)
-        if _legal(partial(check_cells, asked.layers, whole, images)):
+        if _legal(partial(check_cells, question.layers, whole, images)):
             return tiling
     return None
 

@@ -70,7 +70,7 @@ class Curve:
     """A line over the steps of a run.
 
     Attributes:
-        name: Its name in the legend.
+        name: Name in the legend.
         steps: Rising.
         values: One per step; what is not finite is left out.
         smooth: Whether values jump about: they are drawn pale, and their mean over them.
@@ -93,9 +93,9 @@ def curves(
     """A chart of lines over steps with their legend: its `uri`, and what it shows as `alt`.
 
     Args:
-        lines: What is drawn.
+        lines: Curves to draw.
         alt: The chart in words.
-        unit: What is drawn, next to it.
+        unit: Label of the axis.
         mark: Step, value and name of a point.
         log: Whether logarithms are drawn where values differ by much.
     """

@@ -10,9 +10,9 @@ from tilenet.report.run_view import RunView, Section
 
 __all__ = ["classes", "confusion_of"]
 
-MOST_CLASSES = 24  # of a matrix that can be read
-MOST_PAIRS = 20  # that are listed where there are more
-LARGEST = 4096  # class number; larger ones are none of ours
+MOST_CLASSES = 24  # of a matrix that is still readable
+MOST_PAIRS = 20  # listed where there are more
+LARGEST = 4096  # class number; larger ones are not ours
 
 
 def classes(view: RunView) -> Section:
@@ -25,18 +25,16 @@ def classes(view: RunView) -> Section:
 
 
 def confusion_of(view: RunView, step: float) -> NDArray[np.int64] | None:
-    """Pixels by label (rows) and predicted class; None: confusion.csv has none of that step."""
-    found = view.confusion
-    if found is None:
+    """Pixels by label (rows) and predicted class; None: confusion.csv has no such step."""
+    table = view.confusion
+    if table is None:
         return None
-    rows = found.columns["step"] == step
+    rows = table.columns["step"] == step
     label, predicted, pixels = (
-        np.nan_to_num(found.columns[name][rows], nan=-1).astype(np.int64)
+        np.nan_to_num(table.columns[name][rows], nan=-1).astype(np.int64)
         for name in ("label", "predicted", "pixels")
     )
     fit = (label >= 0) & (predicted >= 0) & (np.maximum(label, predicted) < LARGEST)
-    if not fit.any():
-        return None
     if view.classes:  # beyond them stand pixels without data in the map
         fit &= predicted < len(view.classes)
     if not fit.any():
@@ -51,13 +49,12 @@ def confusion_of(view: RunView, step: float) -> NDArray[np.int64] | None:
 def _steps(view: RunView) -> list[tuple[float, str]]:
     """Steps to show, with their names: the best and the last one, which may be the same."""
     if view.validation is None:
-        found = view.confusion
-        return [] if found is None else [(float(found.columns["step"].max()), "Last")]
+        confusion = view.confusion
+        return [] if confusion is None else [(float(confusion.columns["step"].max()), "Last")]
     last = float(view.validation.columns["step"][-1])
-    at = best_row(view.validation, view.score)
-    best = last if at is None else float(view.validation.columns["step"][at])
-    if at is None:
+    if (at := best_row(view.validation, view.score)) is None:
         return [(last, "Last")]
+    best = float(view.validation.columns["step"][at])
     return [(last, "Best and last")] if best == last else [(best, "Best"), (last, "Last")]
 
 

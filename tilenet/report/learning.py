@@ -72,8 +72,8 @@ def validation(view: RunView) -> Section:
 
 
 AROUND = 3  # validations whose median is compared, at the lowest and at the end
-RISES = 1.05  # at least by so much, and by that number of the usual changes
-CHANGES = 3
+RISES = 1.05  # least ratio of the end to the lowest
+CHANGES = 3  # least rise, in usual changes from one validation to the next
 
 
 def overfitting(view: RunView) -> str | None:

@@ -41,7 +41,7 @@ class SmallMaps:
 
     Attributes:
         windows: Windows that a place may be, spread over the image.
-        read: Classes (H, W) of one of them; -1 where there is none.
+        read: Classes (H, W) of one of them; -1 at pixels without a class.
         computed: Whether reading one costs computing.
     """
 
@@ -77,7 +77,7 @@ def computed_maps(view: RunView, image: Raster, blocks: Sequence[Window]) -> Sma
     Args:
         view: The run.
         image: The image.
-        blocks: Windows that places are taken from; none: the whole image.
+        blocks: Windows that places are taken from; empty: the whole image.
 
     Raises:
         TilenetError: It would take more than a window's worth of work; says why.
@@ -132,7 +132,7 @@ def computed_maps(view: RunView, image: Raster, blocks: Sequence[Window]) -> Sma
 
 
 def _pipe(view: RunView, read: tuple[int, int]) -> Pipe:
-    """On the run's devices where they are there, else on the CPU."""
+    """A pipe on the run's devices where they are there, else on the CPU."""
     record = view.record
     assert record is not None
     assert view.checkpoint is not None

@@ -39,7 +39,7 @@ def write_report(
             written.
     """
     view = RunView(folder)
-    # A run.yaml alone may be one that somebody is about to start.
+    # A run.yaml alone may be of a run that is about to start.
     if not any((view.history, view.validation, view.checkpoint, view.facts)):
         raise TilenetError(
             f"a report is made of the folder of a run ({folder} holds no history.csv, run.json or "
@@ -91,7 +91,7 @@ def _section(make: Callable[[], Section]) -> Section:
 
 
 def _facts(view: RunView) -> list[tuple[str, object]]:
-    """What is most important."""
+    """The most important facts of the run."""
     facts = view.facts
     lines: list[tuple[str, object]] = [("folder", str(view.folder))]
     if facts.get("began"):
@@ -115,8 +115,8 @@ def _facts(view: RunView) -> list[tuple[str, object]]:
         lines.append(("ranks", f"{mesh[0]} × {mesh[1]} × {mesh[2]} (replicas × rows × columns)"))
     lines += [("machine", text) for text in facts.get("machine", ())[:8]]
     if isinstance(facts.get("versions"), dict):
-        shown = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-        lines.append(("versions", shown))
+        versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+        lines.append(("versions", versions))
     return lines
 
 

@@ -37,7 +37,7 @@ def stretched(pixels: Pixels, low: float = 2.0, high: float = 98.0) -> NDArray[n
     Of one or two bands the first is grey; of more the first three are taken.
 
     Args:
-        pixels: Their values in any dtype.
+        pixels: Values of the bands, in any dtype.
         low: Percentile that becomes black.
         high: Percentile that becomes white.
     """
@@ -47,12 +47,12 @@ def stretched(pixels: Pixels, low: float = 2.0, high: float = 98.0) -> NDArray[n
 
 
 def rgba(picture: NDArray[np.uint8], valid: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """With a band that is transparent where there is no data, (4, H, W)."""
+    """A picture with a band (4, H, W) that is transparent where there is no data."""
     return np.concatenate([picture, np.where(valid, 255, 0).astype(np.uint8)[None]])
 
 
 def class_picture(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.uint8]:
-    """Classes in their colours (3, H, W); light grey where there is none."""
+    """Classes in their colours (3, H, W); light grey without a class."""
     known = (labels >= 0) & (labels < num_classes)
     colours = np.array([colour[:3] for colour in class_colours(num_classes)], np.uint8)
     picture = colours[np.where(known, labels, 0)].transpose(2, 0, 1)
@@ -73,19 +73,19 @@ def overlaid(
         painted: (H, W); where they are painted. Labels there are 0 or more.
         opacity: 0: the picture as it is; 1: labels hide it.
     """
-    shown = np.where(painted, labels, -1)
-    colours, share = class_picture(shown, max(0, int(shown.max())) + 1), opacity * painted
+    visible = np.where(painted, labels, -1)
+    colours, share = class_picture(visible, max(0, int(visible.max())) + 1), opacity * painted
     mixed: NDArray[np.uint8] = np.round(picture * (1 - share) + colours * share).astype(np.uint8)
     return mixed
 
 
 def error_picture(
-    labels: NDArray[np.int64], found: NDArray[np.int64], ignore: int
+    labels: NDArray[np.int64], predicted: NDArray[np.int64], ignore: int
 ) -> NDArray[np.uint8]:
     """Where a map differs from labels (3, H, W); white where nothing is labelled."""
-    counts = (labels != ignore) & (found >= 0)
+    counts = (labels != ignore) & (predicted >= 0)
     picture = np.full((3, *labels.shape), 255, np.uint8)
-    for colour, where in ((RIGHT, labels == found), (WRONG, labels != found)):
+    for colour, where in ((RIGHT, labels == predicted), (WRONG, labels != predicted)):
         picture[:, counts & where] = np.array(colour, np.uint8)[:, None]
     return picture
 

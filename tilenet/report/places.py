@@ -21,8 +21,8 @@ __all__ = ["places"]
 
 MOST_PLACES = 4
 LEAST_LABELLED = 0.05  # share of a place's pixels
-PATIENCE_S = 20.0  # no further place is computed after so long
-MOST_KEYS = 24  # classes of the legend
+PATIENCE_S = 20.0  # after which no further place is computed
+MOST_KEYS = 24  # of the legend
 
 # An image, its labels, and maps of its windows.
 Scene = tuple[Raster, LabelSource, SmallMaps]
@@ -33,11 +33,11 @@ def places(view: RunView, map_path: str | None = None, *, compute: bool = True) 
 
     Args:
         view: The run.
-        map_path: A class map of one of its images; None: the network is asked.
-        compute: Whether it may be.
+        map_path: A class map of one of its images; None: the network makes maps of small windows.
+        compute: Whether the network may run.
 
     Raises:
-        TilenetError: `map_path` is no map of this run.
+        TilenetError: `map_path` is not a map of this run.
     """
     run = view.run
     if run is None:

@@ -30,7 +30,7 @@ class RunView:
     """The folder of a run.
 
     Attributes:
-        folder: Its path.
+        folder: Path of the folder.
     """
 
     folder: Path
@@ -56,12 +56,12 @@ class RunView:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """`run.json`; empty: there is none."""
+        """`run.json`; empty where it is missing or broken."""
         return _json(self.folder / FACTS)
 
     @cached_property
     def timings(self) -> dict[str, Any]:
-        """`timings.json`; empty: there is none."""
+        """`timings.json`; empty where it is missing or broken."""
         return _json(self.folder / TIMINGS)
 
     @cached_property
@@ -95,12 +95,12 @@ class RunView:
     @cached_property
     def confusion(self) -> RunTable | None:
         """Rows of step, label, predicted class and pixels."""
-        found = read_run_table(self.folder / "confusion.csv")
-        return found if found and all(name in found.columns for name in CONFUSION) else None
+        table = read_run_table(self.folder / "confusion.csv")
+        return table if table and all(name in table.columns for name in CONFUSION) else None
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the classes."""
         if self.record is not None:
             return self.record.classes
         return () if self.run is None else self.run.class_names
@@ -112,7 +112,7 @@ class RunView:
 
     @property
     def score(self) -> str:
-        """By which the best validation is chosen."""
+        """Name of the score by which the best validation is chosen."""
         return "mean_iou" if self.run is None else self.run.score
 
     def path_of(self, path: str) -> str:
@@ -125,7 +125,7 @@ class RunView:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = parsed_json(path.read_bytes())
+        entries = parsed_json(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return entries if isinstance(entries, dict) else {}

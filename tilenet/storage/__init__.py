@@ -1,1 +1,1 @@
-"""What a run leaves: checkpoints, tables, pictures, locks; each file atomic."""
+"""The files of a run: checkpoints, tables, pictures, locks; each is written atomically."""

@@ -40,7 +40,7 @@ def write_aside(text: str, path: Path, what: str, *, executable: bool = False) -
     """Write a text and a line end.
 
     Args:
-        what: It is, for the error: `a plan`.
+        what: What the text is, for the error: `a plan`.
         executable: Whether everybody may run it.
 
     Raises:

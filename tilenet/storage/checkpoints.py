@@ -39,8 +39,8 @@ WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
 NETWORK, PROGRESS = "network.json", "progress.json"
 FILES = WEIGHTS, STATE, NETWORK, PROGRESS
 STEP = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
-# What Python's and torch's readers raise for numbers and nests that no checkpoint has.
-NONSENSE = (ValueError, TypeError, OverflowError, RecursionError, RuntimeError)
+# Errors of Python's and torch's readers for numbers and nesting that no checkpoint has.
+MALFORMED = (ValueError, TypeError, OverflowError, RecursionError, RuntimeError)
 
 
 def save_checkpoint(
@@ -76,7 +76,7 @@ def save_checkpoint(
     try:
         _clear_left(run)
         _write(aside, tensors, texts)
-        orders = [step_order(one) for one in saved_checkpoints(run)]
+        orders = [step_order(path) for path in saved_checkpoints(run)]
         again = [order[1] for order in orders if order is not None and order[0] == step]
         if again:  # the step was saved before; where all are in order, the newest comes last
             final = folder / f"step-{step:08d}.{max(again) + 1}"
@@ -135,12 +135,12 @@ def mark_best(run: Path, checkpoint: Path, keep: int = 2) -> None:
 
 def saved_checkpoints(run: Path) -> list[Path]:
     """Folders of a run's checkpoints, the newest last; a step that was saved again has several."""
-    found = [(order, one) for one in (run / "checkpoints").glob("*") if (order := step_order(one))]
-    return [one for _, one in sorted(found)]
+    ordered = ((step_order(path), path) for path in (run / "checkpoints").glob("*"))
+    return [path for _, path in sorted((order, path) for order, path in ordered if order)]
 
 
 def step_order(checkpoint: Path) -> tuple[int, int] | None:
-    """Where a checkpoint stands among a run's, by its name; None: it has no checkpoint's name."""
+    """Place of a checkpoint among a run's, by its name; None: the name is no checkpoint's."""
     name = STEP.fullmatch(checkpoint.name)
     return (int(name[1]), int(name[2] or 0)) if name else None
 
@@ -148,12 +148,12 @@ def step_order(checkpoint: Path) -> tuple[int, int] | None:
 def checkpoint_of_step(run: Path, step: int) -> Path | None:
     """A run's checkpoint of a step; the newest, where it was saved again."""
     name = f"step-{step:08d}"
-    found = [one for one in saved_checkpoints(run) if one.name.split(".")[0] == name]
-    return found[-1] if found else None
+    saved = [path for path in saved_checkpoints(run) if path.name.split(".")[0] == name]
+    return saved[-1] if saved else None
 
 
 def last_step(run: Path) -> int | None:
-    """The step of the checkpoint that a run goes on from; None: it has none yet."""
+    """The step of the checkpoint that a run resumes from; None: it has none yet."""
     with contextlib.suppress(OSError):
         order = step_order((run / "last").resolve())
         if order is not None and (run / "last" / CHECKSUMS).is_file():
@@ -230,9 +230,9 @@ def set_aside(run: Path, broken: list[Path], whole: Path) -> None:
         ) from error
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same(path: Path, other: Path) -> bool:
     """Whether two paths lead to the same place, which need not be there."""
-    return os.path.realpath(one) == os.path.realpath(other)
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _delete_old(run: Path, keep: int) -> None:
@@ -251,7 +251,7 @@ def find_checkpoint(path: Path) -> Path:
     """The checkpoint that a path names: itself, a link to it, or the `last` one of a run.
 
     Raises:
-        TilenetError: There is none.
+        TilenetError: The path names no checkpoint.
     """
     with contextlib.suppress(OSError):  # a name too long, a folder that cannot be entered
         for folder in (path, path / "last"):
@@ -267,7 +267,7 @@ def load_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
     """Read a safetensors file.
 
     Args:
-        mapped: Tensors may be views of the file: for who copies, perhaps parts of them, right away.
+        mapped: Tensors may be views of the file, for callers that copy what they need at once.
 
     Raises:
         TilenetError: It is missing or broken.
@@ -291,7 +291,7 @@ def load_json(path: Path) -> dict[str, Any]:
 def _read(path: Path, read: Callable[[], T]) -> T:
     try:
         return read()
-    except (OSError, SafetensorError, *NONSENSE) as error:
+    except (OSError, SafetensorError, *MALFORMED) as error:
         raise TilenetError(
             f"a checkpoint's files must be whole ({path}: {error}); use another checkpoint"
         ) from error

@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 20
 
 
 def checksums_text(files: Iterable[Path]) -> str:
-    """What `checksums.json` says of files: by name the SHA-256 and the bytes, read from them.
+    """Contents of `checksums.json`: SHA-256 and bytes of files by name, read from them.
 
     Raises:
         OSError: One cannot be read.
@@ -29,7 +29,7 @@ def checksums_text(files: Iterable[Path]) -> str:
 
 
 def wrong_file(folder: Path, names: Iterable[str]) -> str | None:
-    """What is wrong with the first of a checkpoint's files that is not as written; None: nothing.
+    """What is wrong with the first of a checkpoint's files that differs; None: all are as written.
 
     Without `checksums.json`, in a folder made by hand, files need only be there.
     """
@@ -55,19 +55,19 @@ def wrong_file(folder: Path, names: Iterable[str]) -> str | None:
 
 
 def _sum(file: Path) -> dict[str, str | int]:
-    found, num_bytes, piece = hashlib.sha256(), 0, bytearray(PIECE_BYTES)
+    digest, num_bytes, piece = hashlib.sha256(), 0, bytearray(PIECE_BYTES)
     with file.open("rb", buffering=0) as opened:
         while got := opened.readinto(piece):
-            found.update(memoryview(piece)[:got])
+            digest.update(memoryview(piece)[:got])
             num_bytes += got
-    return {"sha256": found.hexdigest(), "bytes": num_bytes}
+    return {"sha256": digest.hexdigest(), "bytes": num_bytes}
 
 
 def _wrong_sum(file: Path, sums: Any) -> str | None:
-    wanted = sums.get(file.name) if isinstance(sums, dict) else None
-    if not isinstance(wanted, dict) or not {"sha256", "bytes"} <= wanted.keys():
+    recorded = sums.get(file.name) if isinstance(sums, dict) else None
+    if not isinstance(recorded, dict) or not {"sha256", "bytes"} <= recorded.keys():
         return f"has no SHA-256 in {CHECKSUMS}"
     num_bytes = file.stat().st_size
-    if num_bytes != wanted["bytes"]:  # known without reading it
-        return f"has {num_bytes} bytes of {wanted['bytes']}"
-    return None if _sum(file) == wanted else f"is not what {CHECKSUMS} says: its SHA-256 differs"
+    if num_bytes != recorded["bytes"]:  # known without reading it
+        return f"has {num_bytes} bytes of {recorded['bytes']}"
+    return None if _sum(file) == recorded else f"is not what {CHECKSUMS} says: its SHA-256 differs"

@@ -18,19 +18,19 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_class_names(names: Sequence[str], where: str) -> None:
-    """Refuse names with control characters, and such that are no text in UTF-8.
+    """Refuse names with control characters, and names that UTF-8 cannot hold.
 
     Args:
-        where: They stand, for the sentence.
+        where: Place of the names, for the error.
 
     Raises:
-        TilenetError: With the first such name.
+        TilenetError: Names the first such class.
     """
     for name in names:
-        if found := CONTROL.search(name):
+        if control := CONTROL.search(name):
             raise TilenetError(
                 f"a class has a name without control characters ({where}: {name!r}, character "
-                f"{found.start() + 1}), which maps cannot hold; leave it out of the name"
+                f"{control.start() + 1}), which maps cannot hold; leave it out of the name"
             )
         if SURROGATE.search(name):
             raise TilenetError(
@@ -48,9 +48,9 @@ def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
     """
     with suppress(OSError, ElementTree.ParseError, ValueError, LookupError):
         tree = ElementTree.parse(f"{path}.aux.xml")
-        found = tree.findall("PAMRasterBand[@band='1']/CategoryNames/Category")
-        if found:
-            return tuple(one.text or "" for one in found)
+        categories = tree.findall("PAMRasterBand[@band='1']/CategoryNames/Category")
+        if categories:
+            return tuple(category.text or "" for category in categories)
     names: list[str] = []
     while (name := tags.get(f"class_{len(names)}")) is not None:
         names.append(name)

@@ -26,11 +26,11 @@ ENDING_SECONDS = 5.0
 
 
 class Lock:
-    """This process's right to write something; a context manager that gives it back.
+    """This process's right to write a folder or a file; a context manager that gives it back.
 
     Args:
         path: Path of the lock file, in the folder that is written.
-        what: What it protects, for errors: `the run's folder out`.
+        what: Name of what it protects, for errors: `the run's folder out`.
 
     Raises:
         TilenetError: Another job holds it, or the file cannot be written.
@@ -120,7 +120,7 @@ def _write_new(path: Path, record: dict[str, Any]) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a lock file says; {} where it is gone or says nothing."""
+    """The record in a lock file; {} where it is missing or not readable."""
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -166,7 +166,7 @@ def _started(process: int) -> str | None:
 
 
 def _kernel() -> str:
-    """What tells this running kernel, and which processes are seen in it, from all others."""
+    """Identity of this running kernel, and of its process namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -30,22 +30,22 @@ class NetworkRecord:
     """A trained network's description.
 
     Attributes:
-        layers: In the order in which they run.
+        layers: The layers in the order in which they run.
         bands: Bands that the network reads, counted from 1, of the first training image.
-        classes: Names.
+        classes: Names of the classes.
         ignore_index: Label of pixels that did not count; the value of nodata in class maps.
-        mean: Per band, over the valid pixels of the training images.
-        std: Per band.
+        mean: Mean of each band over the valid pixels of the training images.
+        std: Standard deviation of each band.
         resolution: Pixel size that the images were read at; None: their own.
-        nodata: What the run file said of nodata.
+        nodata: Value of `nodata` in the run file.
         precision: Precision of the training run.
         epsilon_px: The paper's halo for this network.
-        band_names: Per band the name that it was asked for by, None for one asked for by number;
-            None: all were.
-        names: Of somebody else's network: for each weight of the layers its name in their module,
-            under which the checkpoint holds it; None: its own.
+        band_names: For each band its name in the run file, None where that gave a number; None: it
+            gave numbers only.
+        names: Name in the user module of each weight of the layers, under which the checkpoint
+            holds it; None: it holds the network's own names.
         task: `classification`, or `regression`: `classes` names what is predicted.
-        unit: Of a regression; None: not said.
+        unit: Unit of a regression; None: not given.
     """
 
     layers: tuple[Layer, ...]
@@ -65,7 +65,7 @@ class NetworkRecord:
 
     @property
     def wanted_bands(self) -> tuple[int | str, ...]:
-        """The bands as the run file asked for them: another image may hold them elsewhere."""
+        """The bands as the run file names them: another image may hold them elsewhere."""
         names = self.band_names or (None,) * len(self.bands)
         return tuple(name or band for name, band in zip(names, self.bands, strict=True))
 
@@ -75,7 +75,7 @@ class NetworkRecord:
         return opaque_of(self.layers)
 
     def context(self) -> Context:
-        """What the network asks of tiles."""
+        """What tiles the network needs."""
         return context_of(self.layers)
 
     def to_json(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _check(record: NetworkRecord) -> None:
     """Refuse values that do not fit each other.
 
     Raises:
-        TilenetError: With the first of them.
+        TilenetError: Names the first of them.
     """
     check_class_names(record.classes, "classes in network.json")
     check_class_names((record.unit or "",), "unit in network.json")

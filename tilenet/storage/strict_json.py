@@ -1,4 +1,4 @@
-"""JSON of which no object says a key twice: Python's reader takes the last and keeps quiet."""
+"""JSON whose objects have each key once: Python's reader takes the last of several silently."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ __all__ = ["parsed_json"]
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """The value of a text.
+    """The value of a JSON text.
 
     Raises:
         ValueError: It is no JSON, or an object has a key twice.
@@ -17,9 +17,9 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice!r} stands {names.count(twice)} times in one object")
-    return made
+    return value

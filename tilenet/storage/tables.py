@@ -51,7 +51,7 @@ class History:
         steps_done: Rows of later steps are dropped: a run that goes on from a checkpoint repeats
             the steps that it had made since. Where the file has fewer columns, because an older
             version began it, what is missing stays empty: it was not counted, which is not zero.
-        columns: Their names, `step` first.
+        columns: Names of the columns, `step` first.
         of_steps: Rows of other steps are dropped, too; None: of none.
         whole: Whether there must be one row for each step from the first one's to `steps_done`.
 
@@ -123,7 +123,7 @@ class History:
             raise self._unwritable(error) from error
 
     def rows(self) -> list[dict[str, str]]:
-        """What stands in the file, each value by the name of its column."""
+        """The rows of the file, each value by the name of its column."""
         with self.path.open(newline="") as file:
             return list(csv.DictReader(file))
 
@@ -156,7 +156,7 @@ def _rows(
     of_steps: Container[int] | None,
 ) -> list[list[str]]:
     """Rows of the steps up to `steps_done`, each value under its own name in `columns`."""
-    kept: list[list[str]] = []
+    rows: list[list[str]] = []
     table = csv.DictReader(io.StringIO(lines, newline=""))
     try:
         for row in table:
@@ -168,10 +168,10 @@ def _rows(
             for cell in cells:
                 if cell and not NUMBER.fullmatch(cell):
                     raise _damaged(path, table.line_num, f"{cell!r} is no number")
-            kept.append([step, *cells])
+            rows.append([step, *cells])
     except csv.Error as error:
         raise _damaged(path, table.reader.line_num, str(error)) from error
-    return kept
+    return rows
 
 
 def _check_whole(path: Path, rows: Sequence[Sequence[str]], steps_done: int) -> None:
@@ -201,7 +201,7 @@ class RunTable:
     """Columns of float64, NaN where there is no number.
 
     Attributes:
-        columns: By their names; all of one length.
+        columns: Values of each column by its name; all of one length.
     """
 
     columns: dict[str, NDArray[np.float64]]
@@ -210,7 +210,7 @@ class RunTable:
         return len(next(iter(self.columns.values()), ()))
 
     def column(self, name: str) -> NDArray[np.float64] | None:
-        """A column; None: there is none, or nothing stands in it."""
+        """A column; None: it is missing or empty."""
         values = self.columns.get(name)
         return None if values is None or np.isnan(values).all() else values
 
@@ -228,15 +228,15 @@ def read_run_table(path: Path) -> RunTable | None:
     """
     try:
         lines, _ = _whole_lines(path)
-        rows = csv.reader(io.StringIO(lines.replace("\0", ""), newline=""))
-        names = next(rows, [])
-        kept = [[_number(text) for text in row] for row in rows if row and len(row) == len(names)]
+        table = csv.reader(io.StringIO(lines.replace("\0", ""), newline=""))
+        names = next(table, [])
+        rows = [[_number(text) for text in row] for row in table if row and len(row) == len(names)]
     except (OSError, ValueError, csv.Error):
         return None
-    kept = [row for row in kept if np.isfinite(row[0])]
-    if not kept:
+    rows = [row for row in rows if np.isfinite(row[0])]
+    if not rows:
         return None
-    values = np.array(kept, np.float64).T
+    values = np.array(rows, np.float64).T
     return RunTable(dict(zip(names, values, strict=True)))
 
 

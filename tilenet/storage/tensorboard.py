@@ -27,7 +27,7 @@ class Scalars:
 
     Args:
         run: Folder of the run.
-        steps_done: What it holds of later steps is hidden: the run repeats them.
+        steps_done: Scalars of later steps are hidden: the run repeats these steps.
         warn: Called at most once, with a sentence.
 
     Raises:
@@ -61,19 +61,19 @@ class Scalars:
             ) from error
 
     def add(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Add values by their names; None is left out. They stand in the file on return."""
+        """Add values by their names; None is left out. They are in the file on return."""
         if self._file.closed:
             return
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        given = [
+        scalars = [
             Summary.Value(tag=name, simple_value=value)
             for name, value in values.items()
             if value is not None
         ]
         end = self._file.tell()
         try:
-            self._write(step, summary=Summary(value=given))
+            self._write(step, summary=Summary(value=scalars))
         except OSError as error:
             with contextlib.suppress(OSError):  # half a record is useless
                 os.truncate(self._path, end)

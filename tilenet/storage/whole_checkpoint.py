@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is whole: to go on from, or to make a map with."""
+"""Which checkpoint of a run is whole: to resume from, or to make a map with."""
 
 import os
 from dataclasses import dataclass
@@ -13,11 +13,9 @@ from tilenet.storage.checkpoints import (
     saved_checkpoints,
     step_order,
 )
-from tilenet.storage.checksums import (
-    wrong_file,
-)
+from tilenet.storage.checksums import wrong_file
 
-__all__ = ["Broken", "GoingOn", "checked_checkpoint", "newest_whole"]
+__all__ = ["Broken", "ResumePoint", "checked_checkpoint", "newest_whole"]
 
 MOST_SAID = 3
 
@@ -27,8 +25,8 @@ class Broken:
     """A checkpoint that is not as it was written.
 
     Attributes:
-        named: The link or folder that it was found by.
-        wrong: What is wrong with it.
+        named: The link or folder that names it.
+        wrong: Reason why it is broken.
     """
 
     named: Path
@@ -36,36 +34,37 @@ class Broken:
 
     @property
     def folder(self) -> Path:
-        """The checkpoint's, without links; it may not be there."""
+        """The checkpoint's folder, without links; it may be missing."""
         return Path(os.path.realpath(self.named))
 
 
 @dataclass(frozen=True)
-class GoingOn:
-    """What a run goes on from.
+class ResumePoint:
+    """The checkpoint that a run resumes from.
 
     Attributes:
-        checkpoint: The one; None: the run has none.
-        broken: Those that stand before it, and the best one, where it is.
+        checkpoint: Its folder; None: the run has no checkpoint.
+        broken: Broken newer checkpoints, and the best one where it is broken.
     """
 
     checkpoint: Path | None
     broken: tuple[Broken, ...]
 
 
-def newest_whole(run: Path) -> GoingOn:
+def newest_whole(run: Path) -> ResumePoint:
     """The checkpoint that `last` names, if it is whole, or else the newest whole one before it.
 
     All of each is read and compared with its checksums, and so is the best one.
 
     Raises:
-        TilenetError: There are checkpoints, and none is whole.
+        TilenetError: There are checkpoints, but no whole one.
     """
     candidates = saved_checkpoints(run)[::-1]
     if os.path.lexists(run / "last"):
         order = step_order(Path(os.path.realpath(run / "last")))
-        before = [one for one in candidates if order is None or (step_order(one) or order) < order]
-        candidates = [run / "last", *before]
+        if order is not None:
+            candidates = [c for c in candidates if (step_order(c) or order) < order]
+        candidates.insert(0, run / "last")
     broken: list[Broken] = []
     chosen = None
     for named in candidates:
@@ -75,30 +74,31 @@ def newest_whole(run: Path) -> GoingOn:
             break
         broken.append(Broken(named, wrong))
     if chosen is None and broken:
-        shown = "; ".join(f"{one.named}: {one.wrong}" for one in broken[:MOST_SAID])
+        listing = "; ".join(f"{entry.named}: {entry.wrong}" for entry in broken[:MOST_SAID])
         more = f"; and {len(broken) - MOST_SAID} more" * (len(broken) > MOST_SAID)
         raise TilenetError(
-            f"a run goes on from a whole checkpoint ({shown}{more}); put a copy of one in place, "
+            f"a run goes on from a whole checkpoint ({listing}{more}); put a copy of one in place, "
             "or start over with --overwrite instead of --resume"
         )
     if chosen is None:
-        return GoingOn(None, ())
+        return ResumePoint(None, ())
     best = run / "best"
-    seen = {os.path.realpath(one) for one in (chosen, *(one.named for one in broken))}
-    if os.path.lexists(best) and os.path.realpath(best) not in seen:
+    compared = {os.path.realpath(path) for path in (chosen, *(entry.named for entry in broken))}
+    if os.path.lexists(best) and os.path.realpath(best) not in compared:
         wrong = wrong_file(best, FILES)
         if wrong is not None:
             broken.append(Broken(best, wrong))
-    return GoingOn(chosen, tuple(broken))
+    return ResumePoint(chosen, tuple(broken))
 
 
 def checked_checkpoint(path: Path) -> Path:
     """The checkpoint that a path names, as `find_checkpoint`, whose network is as written.
 
-    Never an older one in its place: weights that nobody asked for make a map that looks right.
+    Never an older one in its place: a map of other weights would look right.
 
     Raises:
-        TilenetError: There is none, or a file of it is broken; it names a whole one of the run.
+        TilenetError: The path names no checkpoint, or a file of it is broken; the error names a
+            whole one of the run.
     """
     folder = path / "last" if os.path.lexists(path / "last") else path
     if not folder.is_symlink() and not any((folder / name).is_file() for name in FILES):
@@ -107,7 +107,7 @@ def checked_checkpoint(path: Path) -> Path:
     wrong = wrong_file(folder, files)
     if wrong is None:
         return folder
-    others = saved_checkpoints(Path(os.path.realpath(folder)).parent.parent)[::-1]
-    newest = next((one for one in others if wrong_file(one, files) is None), None)
+    candidates = saved_checkpoints(Path(os.path.realpath(folder)).parent.parent)[::-1]
+    newest = next((other for other in candidates if wrong_file(other, files) is None), None)
     remedy = "no other of its run is whole" if newest is None else f"{newest} is whole: name that"
     raise TilenetError(f"a checkpoint's files must be whole ({folder}: {wrong}); {remedy}")

@@ -8,7 +8,7 @@ from torch import nn
 
 from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.adoption.opaque import take_as_it_is
-from tilenet.adoption.source import made
+from tilenet.adoption.source import build_module
 from tilenet.adoption.weights import fill_in
 from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.halo import epsilon_px
@@ -68,7 +68,9 @@ class Architecture:
                 "as many"
             )
         note = ""
-        module = made(keys.module, keys.options or {}, seed) if given is None else _copy(given)
+        module = (
+            build_module(keys.module, keys.options or {}, seed) if given is None else _copy(given)
+        )
         if keys.weights is not None:
             note = fill_in(module, Path(keys.weights))
         if window_px is None:

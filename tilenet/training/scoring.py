@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from math import fsum, nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,9 +35,6 @@ from tilenet.parallel.ranks.together import RankControl
 from tilenet.planning.maps import MapPlan, MapQuestion
 from tilenet.scores import number_scores, scores
 from tilenet.training.network import RunNetwork
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Validated", "ValidatedNumbers", "Validation"]
 
@@ -169,7 +166,7 @@ class Validation:
             for one, plan in zip(self.images, self.plans, strict=True):
                 if plan.method in ("tiles", "windows"):
                     job, sink = self._job(one, plan, plain, weights)
-                    job.map(plain, self.comm, sink, first_rank=first_rank)
+                    job.map((plain,), self.comm, sink, first_rank=first_rank)
                     sinks.append(sink)
                     first_rank = (first_rank + len(job.wanted(self.comm, sink))) % self.comm.size
             self._wait_for_others()

@@ -90,7 +90,7 @@ def optimizer_tensors(
     if shares is not None:
         return {
             f"{names[shares.parameters[number]]}.{key}": value
-            for (number, key), value in _gathered(optimizer, shares).items()
+            for (number, key), value in _gather(optimizer, shares).items()
         }
     return {
         f"{names[parameter]}.{key}": value
@@ -100,36 +100,39 @@ def optimizer_tensors(
     }
 
 
-def _gathered(optimizer: torch.optim.Optimizer, shares: Shares) -> dict[tuple[int, str], Tensor]:
+def _gather(optimizer: torch.optim.Optimizer, shares: Shares) -> dict[tuple[int, str], Tensor]:
     """What is kept of each of the shares' parameters, on rank 0."""
-    comm, found = shares.comm, dict[tuple[int, str], Tensor]()
-    here = {
-        k for kept in optimizer.state.values() for k, v in kept.items() if isinstance(v, Tensor)
+    comm, tensors = shares.comm, dict[tuple[int, str], Tensor]()
+    own_keys = {
+        key
+        for state in optimizer.state.values()
+        for key, value in state.items()
+        if isinstance(value, Tensor)
     }
-    keys = sorted(set().union(*comm.allgather(here)))  # ranks without a share have none
+    keys = sorted(set().union(*comm.allgather(own_keys)))  # ranks without a share have none
     if comm.rank == 0:
         for number, parameter in enumerate(shares.parameters):
-            found |= {(number, key): _like(parameter, key) for key in keys}
-    kept = [optimizer.state[own] for own in shares.own]
+            tensors |= {(number, key): _make_like(parameter, key) for key in keys}
+    states = [optimizer.state[own] for own in shares.own]
     for rank in range(comm.size):
         for index, part in enumerate(shares.parts(rank)):
             for key in keys:
-                mine = kept[index][key].cpu() if rank == comm.rank else None
+                mine = states[index][key].cpu() if rank == comm.rank else None
                 if comm.rank > 0 and mine is not None:
                     comm.Send(mine.numpy(), dest=0)
                 elif comm.rank == 0:
-                    into = _of_part(found[part.parameter, key], key, part)
+                    into = _of_part(tensors[part.parameter, key], key, part)
                     if mine is None:
                         comm.Recv(into.numpy(), source=rank)
                     else:
                         into.copy_(mine)
-    return found
+    return tensors
 
 
 COUNT = "step"  # a number of each parameter; all else has its shape
 
 
-def _like(parameter: Tensor, key: str) -> Tensor:
+def _make_like(parameter: Tensor, key: str) -> Tensor:
     if key == COUNT:
         return torch.zeros((), dtype=torch.float32)
     return torch.empty_like(parameter, device="cpu", requires_grad=False)
@@ -165,7 +168,7 @@ def fill_optimizer(
             check_state(name, parameter, kept, optimizer, where)
             # Unless it is fused, AdamW counts its steps on the host, for a GPU too.
             on_host = set() if optimizer.defaults.get("fused") else {COUNT}
-            for part, own in _held(parameter, shares):
+            for part, own in _own_parts(parameter, shares):
                 optimizer.state[own] = {
                     key: _of_part(value, key, part)
                     .to("cpu" if key in on_host else parameter.device, copy=True)
@@ -174,7 +177,7 @@ def fill_optimizer(
                 }
 
 
-def _held(parameter: nn.Parameter, shares: Shares | None) -> list[tuple[Part, nn.Parameter]]:
+def _own_parts(parameter: nn.Parameter, shares: Shares | None) -> list[tuple[Part, nn.Parameter]]:
     if shares is None:
         return [(Part(0, 0, parameter.numel()), parameter)]
-    return shares.held.get(parameter, [])
+    return shares.own_of.get(parameter, [])

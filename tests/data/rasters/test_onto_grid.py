@@ -13,7 +13,7 @@ from rasterio.enums import ColorInterp, Resampling
 from rasterio.warp import reproject, transform, transform_bounds
 
 from tilenet.cli.info import block_of
-from tilenet.data.inspect import Asked, describe
+from tilenet.data.inspect import InfoRequest, describe
 from tilenet.data.rasters import onto_grid
 from tilenet.data.rasters.block_cache import BlockCache
 from tilenet.data.rasters.onto_grid import resampling_notes
@@ -340,7 +340,7 @@ def test_a_file_that_is_cut_off_is_named(write_raster: Write, first: str) -> Non
 
 def test_info_says_what_is_resampled(write_raster: Write, first: str) -> None:
     path, _ = written(write_raster, "degrees", "float32")
-    found = describe(f"{first}+{path}", None, Asked())
+    found = describe(f"{first}+{path}", None, InfoRequest())
     size = GRIDS["degrees"][2]
     assert found["resampled"] == [
         {"path": path, "size": size, "crs": "EPSG:4326", "method": "bilinear"}

@@ -1,1 +1,1 @@
-"""What adoption shows of a list of layers before anybody computes with it."""
+"""The checks of a list of layers before it is used."""

@@ -25,12 +25,12 @@ class AsDefined(TorchFunctionMode):
       incoming gradient has channels last;
     - nearest enlargement of float64 takes the cells that it takes of float32. Where two are equally
       near, torch takes either, as the memory format and the size have it;
-    - numbers that are made in float32 or without a type, and what is made of whole numbers, are
-      float64, as the module is.
+    - numbers that are made in float32 or without a type, and results of whole numbers, are float64,
+      as the module is.
 
     Args:
         drops: Whether dropout drops.
-        frozen: Whether batch norm takes its running statistics, whatever it is told.
+        frozen: Whether batch norm takes its running statistics, whatever its arguments.
     """
 
     def __init__(self, *, drops: bool = True, frozen: bool = False) -> None:
@@ -54,11 +54,9 @@ class AsDefined(TorchFunctionMode):
                 kwargs["training"] = False
         if name == "interpolate" and (enlarged := _nearest(*args, **kwargs)) is not None:
             return enlarged
-        if not any(isinstance(one, Tensor) and one.is_floating_point() for one in args):
-            args = tuple(torch.float64 if one is torch.float32 else one for one in args)
-            kwargs = {
-                n: torch.float64 if one is torch.float32 else one for n, one in kwargs.items()
-            }
+        if not any(isinstance(x, Tensor) and x.is_floating_point() for x in args):
+            args = tuple(torch.float64 if x is torch.float32 else x for x in args)
+            kwargs = {n: torch.float64 if x is torch.float32 else x for n, x in kwargs.items()}
         out = func(*args, **kwargs)
         if kwargs.get("dtype") is None and _is_default(name, args, out):
             with wide_numbers():
@@ -69,11 +67,11 @@ class AsDefined(TorchFunctionMode):
 
 
 def _is_default(name: str, args: tuple[Any, ...], out: Any) -> bool:
-    """Whether a result is float32 since nothing said otherwise: of whole numbers, or steps."""
-    given = [one for one in args if isinstance(one, Tensor)]
-    whole = not any(one.is_floating_point() for one in given)
+    """Whether a result is float32 by default only: one of whole numbers, or steps."""
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    whole = not any(x.is_floating_point() for x in tensors)
     narrow = isinstance(out, Tensor) and out.dtype == torch.float32
-    return narrow and whole and (bool(given) or name in ("arange", "linspace"))
+    return narrow and whole and (bool(tensors) or name in ("arange", "linspace"))
 
 
 @contextmanager
@@ -94,7 +92,7 @@ def _nearest(x: Tensor, *, size: Any, mode: str, **_: Any) -> Tensor | None:
     """
     if mode != "nearest" or x.dim() != 4 or size is None:
         return None
-    sizes = [int(one) for one in size] if isinstance(size, list | tuple) else [int(size)] * 2
+    sizes = [int(n) for n in size] if isinstance(size, list | tuple) else [int(size)] * 2
     for dim, cells in ((2, sizes[0]), (3, sizes[1])):
         numbers = torch.arange(x.shape[dim], dtype=torch.float32)[None, None]
         taken = F.interpolate(numbers, cells, mode="nearest")[0, 0].long()

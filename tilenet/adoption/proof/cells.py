@@ -1,4 +1,4 @@
-"""What running cellwise layers shows: that they look at no other cell, and which weights learn."""
+"""Run cellwise layers to check that they look at no other cell, and to find weights that learn."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,12 +19,12 @@ SIZE = 3, 5
 
 
 def prove_cells(layers: tuple[Layer, ...]) -> None:
-    """Compare what cellwise layers make of cells in another order, and of one of them.
+    """Compare the results of cellwise layers for cells in another order, and for a single cell.
 
     Raises:
         TilenetError: A layer looks beyond a cell.
     """
-    for layer in {replace(one, kept=()): None for one in layers if isinstance(one, Cellwise)}:
+    for layer in {replace(layer, kept=()): None for layer in layers if isinstance(layer, Cellwise)}:
         if len(layer.single) <= len(layer.channels):  # else all have one cell
             _prove(layer)
 
@@ -32,10 +32,10 @@ def prove_cells(layers: tuple[Layer, ...]) -> None:
 def without_idle_weights(layers: tuple[Layer, ...], names: Mapping[str, str]) -> tuple[Layer, ...]:
     """The layers, where weights that no gradient reaches are not trained, as torch leaves them.
 
-    Such are compared only, or used without their gradient.
+    Such weights are compared only, or used without their gradient.
 
     Args:
-        names: For each weight of the layers its name in the module; one that also learns in
+        names: Name in the module of each weight of the layers; a weight that also learns in
             another layer is trained in both.
     """
     own = {
@@ -44,7 +44,7 @@ def without_idle_weights(layers: tuple[Layer, ...], names: Mapping[str, str]) ->
         if isinstance(layer, Cellwise | Conv)
         for weight in _idle(replace(layer, kept=()) if isinstance(layer, Cellwise) else layer)
     }
-    learns = {names[one] for one in names.keys() - set(own.values())}
+    learns = {names[name] for name in names.keys() - set(own.values())}
     idle = {place for place, name in own.items() if names[name] not in learns}
     return tuple(
         replace(
@@ -76,7 +76,7 @@ def _idle(layer: Cellwise | Conv) -> tuple[str, ...]:
         y = _computed(module, maps, torch.arange(SIZE[0] * SIZE[1]), SIZE)
     if y.requires_grad:
         y.sum().backward()  # type: ignore[no-untyped-call]
-    return tuple(name for name, one in module.named_parameters() if one.grad is None)
+    return tuple(name for name, parameter in module.named_parameters() if parameter.grad is None)
 
 
 def _random(layer: Cellwise) -> tuple[CellwiseModule, list[Tensor]]:
@@ -94,7 +94,7 @@ def _random(layer: Cellwise) -> tuple[CellwiseModule, list[Tensor]]:
 
 
 def _fill(module: nn.Module) -> torch.Generator:
-    """Draw random weights; return what draws more."""
+    """Draw random weights; return the generator."""
     generator = torch.Generator().manual_seed(0)
     for weight in (*module.parameters(), *module.buffers()):
         weight.data = torch.rand(weight.shape, generator=generator, dtype=weight.dtype)
@@ -112,7 +112,7 @@ def _prove(layer: Cellwise) -> None:
     parts = (order, moved), (order[:1], alone)
     # Numbers that have no logarithm or root are NaN in both.
     close = [torch.isclose(whole[..., n], y, ROUNDING, ROUNDING, equal_nan=True) for n, y in parts]
-    if not all(bool(one.all()) for one in close):
+    if not all(bool(same.all()) for same in close):
         names = ", ".join(str(step[0]) for step in layer.steps)
         raise TilenetError(
             f"a cell is made of the same cell of each map ({names}: the cells around it change "
@@ -123,7 +123,7 @@ def _prove(layer: Cellwise) -> None:
 def _computed(
     module: CellwiseModule, maps: list[Tensor], cells: Tensor, size: tuple[int, int]
 ) -> Tensor:
-    """What the layer makes of these cells, (B, C, cells), as a map of a size."""
+    """The layer's result (B, C, cells) for these cells, laid out as a map of a size."""
     layer = module.layer
     parts = [
         x[..., None] if number in layer.single else x[..., cells].reshape(*x.shape[:2], *size)

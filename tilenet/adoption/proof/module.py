@@ -1,9 +1,9 @@
-"""Run a module and its list of layers on random images, and refuse a list that does something else.
+"""Run a module and its list of layers on random images, and refuse a list that differs.
 
 The module runs as in training, with the parts in evaluation that it keeps there, forward and
 backward; and in evaluation, at a size of other remainders. So what a module does at some sizes
-only, for some numbers of images, or in one of its modes is seen, and so are buffers that it changes
-by itself. Random masks keep everything, in both.
+only, for some numbers of images, or in one of its modes is compared, and so are buffers that it
+changes by itself. Random masks keep everything, in both.
 """
 
 from collections.abc import Mapping
@@ -32,12 +32,12 @@ COUNT = "num_batches_tracked"  # of batch norm, on which nothing depends
 
 @dataclass(frozen=True)
 class _Case:
-    """What is compared.
+    """A size and a mode in which a module and its list are compared.
 
     Attributes:
         images: Images of the batch.
         size: Height and width.
-        trains: Whether it runs as in training.
+        trains: Whether both run as in training.
         backward: Whether gradients are compared too.
     """
 
@@ -58,20 +58,20 @@ def _cases(unit_px: int, frozen: bool) -> tuple[_Case, ...]:
     three small ones only the output is compared: torch's convolutions in float64 read all weights
     once per image, in backward twice, so that this takes a third less. Evaluation comes last.
     """
-    many = LEAST_PX // unit_px
-    rows, cols = 3 * (5 * many // 3 | 1), 5 * (3 * many // 5 | 1)
-    if not many:  # units are large
+    units = LEAST_PX // unit_px
+    rows, cols = 3 * (5 * units // 3 | 1), 5 * (3 * units // 5 | 1)
+    if not units:  # units are large
         return _case(3, (2, 1), unit_px, "gradients"), _case(1, (1, 3), unit_px, "evaluated")
-    trained = 2 * many, 3 * many | 1
+    trained = 2 * units, 3 * units | 1
     if not frozen:
-        trained = trained if many > 1 else (2, 1)
+        trained = trained if units > 1 else (2, 1)
         whole = _case(1, (rows, cols), unit_px, "evaluated")
         return _case(3, trained, unit_px, "gradients"), whole
-    three = (1, 1) if many == 1 else (2 * many, 2 * many)
+    three = (1, 1) if units == 1 else (2 * units, 2 * units)
     return (
         _case(1, trained, unit_px, "gradients"),
         _case(3, three, unit_px, "trained"),
-        _case(1, (rows, cols if many > 1 else 1), unit_px, "evaluated"),
+        _case(1, (rows, cols if units > 1 else 1), unit_px, "evaluated"),
     )
 
 
@@ -87,14 +87,14 @@ def _case(
 
 @dataclass(frozen=True)
 class Subject:
-    """A module and what was made of it, in float64.
+    """A module and its list of layers, in float64.
 
     Attributes:
-        module: In the modes in which it was recorded; it is changed.
-        network: Of the list of layers, with the module's weights; it is changed.
+        module: The module in the modes in which it was recorded; it is changed.
+        network: The network of the list, with the module's weights; it is changed.
         names: Names of the network's weights and buffers in the module.
         bands: Channels of the image.
-        unit_px: Images' sizes are multiples of it.
+        unit_px: Divisor of the images' sizes.
         frozen: Whether batch norm takes its running statistics in training too.
     """
 
@@ -106,7 +106,7 @@ class Subject:
     frozen: bool
 
     def differs(self, what: str, case: _Case, why: str) -> TilenetError:
-        """The sentence on a difference."""
+        """The error on a difference."""
         return TilenetError(
             f"a network must be its list of layers ({type(self.module).__name__}, {what} of {case} "
             f"{why}); use one that does the same at all sizes, for any number of images and in "
@@ -121,7 +121,7 @@ def prove(subject: Subject) -> None:
         TilenetError: They differ.
     """
     module = subject.module
-    own = Network([_keeps_all(one) for one in subject.network], subject.network.mask_key)
+    own = Network([_keeps_all(layer) for layer in subject.network], subject.network.mask_key)
     for part in module.modules():
         if subject.frozen and isinstance(part, _BatchNorm):
             part.eval()
@@ -132,18 +132,18 @@ def prove(subject: Subject) -> None:
         if not case.trains:
             module.eval()
             own.eval()
-        before = {f"buffer {name}": one.clone() for name, one in module.named_buffers()}
+        before = {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
         as_defined = AsDefined(frozen=subject.frozen)
         with _MasksKeepAll(), as_defined:  # type: ignore[no-untyped-call]
-            wanted = _run(module, image, {name: name for name in subject.names.values()}, case)
+            expected = _run(module, image, {name: name for name in subject.names.values()}, case)
         # A weight that the list does not train must have no gradient in the module.
-        found = {what: torch.zeros_like(one) for what, one in wanted.items() if GRADIENT in what}
-        found |= before | _run(own, image, subject.names, case)
-        largest = max((_most(one) for what, one in wanted.items() if GRADIENT in what), default=0.0)
+        actual = {what: torch.zeros_like(t) for what, t in expected.items() if GRADIENT in what}
+        actual |= before | _run(own, image, subject.names, case)
+        largest = max((_most(t) for what, t in expected.items() if GRADIENT in what), default=0.0)
         unneeded = _not_needed(module, subject.names)
-        for what in (one for one in wanted if one not in unneeded):
+        for what in (name for name in expected if name not in unneeded):
             least = SMALL * largest if GRADIENT in what else 0.0
-            _compare(subject, case, what, (wanted[what], found[what]), least)
+            _compare(subject, case, what, (expected[what], actual[what]), least)
 
 
 def _run(
@@ -168,7 +168,7 @@ def _run(
             if name in names and parameter.requires_grad
         }
     buffers = network.named_buffers()
-    return results | {f"buffer {names.get(name, name)}": one.clone() for name, one in buffers}
+    return results | {f"buffer {names.get(name, name)}": buffer.clone() for name, buffer in buffers}
 
 
 def _not_needed(module: nn.Module, names: Mapping[str, str]) -> set[str]:
@@ -194,14 +194,14 @@ def _most(tensor: Tensor) -> float:
 def _compare(
     subject: Subject, case: _Case, what: str, pair: tuple[Tensor, Tensor], least: float
 ) -> None:
-    wanted, found = pair
-    if wanted.numel() != found.numel():
+    expected, actual = pair
+    if expected.numel() != actual.numel():
         raise TilenetError(
             f"a network's map must grow with its image ({type(subject.module).__name__}, {what} of "
-            f"{case} has the shape {tuple(wanted.shape)}, layers give {tuple(found.shape)}); use "
-            "scale factors, or sizes of other maps"
+            f"{case} has the shape {tuple(expected.shape)}, layers give {tuple(actual.shape)}); "
+            "use scale factors, or sizes of other maps"
         )
-    apart, most = _most(wanted - found.view_as(wanted)), _most(wanted)
+    apart, most = _most(expected - actual.view_as(expected)), _most(expected)
     if not apart <= ROUNDING * max(most, least):
         raise subject.differs(what, case, f"differs by {apart:.2g} of {most:.2g}")
 

@@ -1,6 +1,6 @@
-"""Which CRS the polygons of a layer are in: what the file says, or the user where it is silent."""
+"""The CRS of a layer's polygons: that of the file, or the user's where the file has none."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rasterio.crs import CRS
 from rasterio.errors import CRSError
@@ -10,26 +10,24 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import SET_CRS
 from tilenet.errors import TilenetError
 
-if TYPE_CHECKING:
-    from rasterio.crs import CRS
-
 __all__ = ["crs_of_layer"]
 
 
 def crs_of_layer(
-    path: str, info: dict[str, Any], given: str | None, bounds: Bounds, image: Raster
+    path: str, info: dict[str, Any], named: str | None, bounds: Bounds, image: Raster
 ) -> CRS | None:
     """The CRS of a layer; None: neither it nor the image has one.
 
     Args:
         path: The file.
-        info: What pyogrio says of the layer.
-        given: What the user says: EPSG:…, WKT, `image`.
+        info: pyogrio's description of the layer.
+        named: The user's CRS: EPSG:…, WKT, `image`; None: not given.
         bounds: Bounds of the layer.
         image: The image that it labels.
 
     Raises:
-        TilenetError: Nobody names one, the image has none, or they contradict each other.
+        TilenetError: Neither the file nor the user names one, the image has none, or they
+            contradict each other.
     """
     own = _own_crs(info)
     if image.ground.lacks:
@@ -41,13 +39,13 @@ def crs_of_layer(
     # GeoJSON without one is in degrees (RFC 7946); many files are not.
     assumed = info["driver"] == "GeoJSON" and own == CRS.from_epsg(4326)
     if assumed and bounds.finite and not _inside(bounds, degrees):
-        if given is None:
+        if named is None:
             raise TilenetError(
                 f"GeoJSON without a CRS is in degrees (RFC 7946; {path}: {bounds}); name the CRS "
                 "that it is in with vectors.crs or --label-crs (EPSG:…, or image: the image's)"
             )
         own = None
-    if given is None:
+    if named is None:
         if own is None and image.crs is not None:
             raise TilenetError(
                 f"vector labels need a CRS ({path}, layer {info['layer_name']}: none); name it "
@@ -60,19 +58,19 @@ def crs_of_layer(
             )
         return own
     try:
-        if "://" in given:
-            raise CRSError("it is fetched from nowhere")
-        wanted = image.crs if given == "image" else CRS.from_user_input(given)
+        if "://" in named:
+            raise CRSError("a CRS is not fetched from the network")
+        crs = image.crs if named == "image" else CRS.from_user_input(named)
     except CRSError as error:
         raise TilenetError(
-            f"vectors.crs must be a CRS (vectors.crs: {given}); write EPSG:…, WKT, or image"
+            f"vectors.crs must be a CRS (vectors.crs: {named}); write EPSG:…, WKT, or image"
         ) from error
-    if own is not None and own != wanted:
+    if own is not None and own != crs:
         raise TilenetError(
-            f"vectors.crs may not contradict the file's CRS (vectors.crs: {given}, {path}: "
+            f"vectors.crs may not contradict the file's CRS (vectors.crs: {named}, {path}: "
             f"{crs_name(own)}); leave it out, or correct the file with ogr2ogr -a_srs or QGIS"
         )
-    return wanted
+    return crs
 
 
 def _own_crs(info: dict[str, Any]) -> CRS | None:

@@ -1,4 +1,4 @@
-"""What labels are, and how they lie to their image, before they are read."""
+"""Facts about labels and their place on the image, before they are read."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +22,16 @@ def class_names(dataset: Any) -> dict[int, str]:
 
     That is how the maps of `tilenet predict` hold them.
     """
-    found = {}
+    names = {}
     for tag, name in dataset.tags(1).items():
         number = str(tag).removeprefix("class_")
         if number != tag and number.isdecimal() and int(number) < MOST_NAMES:
-            found[int(number)] = str(name)
-    return dict(sorted(found.items()))
+            names[int(number)] = str(name)
+    return dict(sorted(names.items()))
 
 
 def label_facts(labels: LabelSource, image: Raster) -> dict[str, Any]:
-    """What open labels are, and where they lie, by names for `tilenet info --json`."""
+    """Facts about open labels by name, as `tilenet info --json` prints them."""
     if isinstance(labels, Labels):
         raster = labels.raster
         rows, cols = raster.size
@@ -50,13 +50,13 @@ def label_facts(labels: LabelSource, image: Raster) -> dict[str, Any]:
     assert isinstance(labels, VectorLabels)
     layer, keys = labels.layer, labels.keys
     number = f"{layer.num_features:,} " * (layer.num_features >= 0)
-    shown = ", ".join(layer.fields[:MOST_FIELDS])
+    fields = ", ".join(layer.fields[:MOST_FIELDS])
     more = f" and {len(layer.fields) - MOST_FIELDS} more" * (len(layer.fields) > MOST_FIELDS)
     chosen = f"class {keys.burn}" if keys.field is None else f"classes from field {keys.field}"
     counts = None if keys.field is None else layer.value_counts()
     return {
         "kind": f"{number}polygon{'s' * (layer.num_features != 1)} of layer {layer.name}"
-        + f" (fields: {shown}{more})" * bool(shown),
+        + f" (fields: {fields}{more})" * bool(fields),
         "grid": f"burned on the image's grid as {chosen}",
         **_lying(layer.crs, layer.bounds, image),
         "names": {},

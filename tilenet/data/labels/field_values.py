@@ -1,12 +1,9 @@
 """The values of a field of polygons, how often they occur, and a class for each."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilenet.data.labels.vector_keys import VectorKeys, is_whole, text_of
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["proposed_classes"]
 
@@ -26,38 +23,38 @@ def field_values(counts: Mapping[str, int], keys: VectorKeys, ignore_index: int)
         counts: Features of each value, of which the most frequent are listed.
     """
     order = sorted(counts, key=lambda text: (-counts[text], text))
-    given = {text_of(value): label for value, label in (keys.classes or {}).items()}
-    proposed = proposed_classes(order, given, ignore_index)
-    shown = order[:MOST_SHOWN]
+    classes = {text_of(value): label for value, label in (keys.classes or {}).items()}
+    proposed = proposed_classes(order, classes, ignore_index)
+    listed = order[:MOST_SHOWN]
     return {
         "field": keys.field,
         "features": sum(counts.values()),
         "distinct": len(order),
-        "counts": {text: counts[text] for text in shown},
-        "classes": {text: proposed[text] for text in shown},
-        "missing": [text for text in shown if keys.classes is not None and text not in given],
+        "counts": {text: counts[text] for text in listed},
+        "classes": {text: proposed[text] for text in listed},
+        "missing": [text for text in listed if keys.classes is not None and text not in classes],
     }
 
 
 def proposed_classes(
-    values: Iterable[str], given: Mapping[str, int | None], ignore_index: int
+    values: Iterable[str], classes: Mapping[str, int | None], ignore_index: int
 ) -> dict[str, int | None]:
     """A class for each value: small whole numbers as they are, else from 1 on in their order.
 
     Args:
         values: Values of `text_of`.
-        given: Classes that some of them have.
+        classes: Classes of the values that have one.
         ignore_index: Label of pixels that do not count; no class.
     """
     values = list(values)
-    named = [text for text in values if text not in NO_VALUE and text not in given]
+    named = [text for text in values if text not in NO_VALUE and text not in classes]
     numbers = [int(text) if is_whole(text) else -1 for text in named]
-    # One that is 0 everywhere names no class: it would be what lies in no polygon.
+    # A field that is 0 everywhere names no class: 0 is the class of pixels in no polygon.
     if numbers and min(numbers) >= 0 < max(numbers) <= MOST_AS_THEY_ARE:
-        found: dict[str, int | None] = dict(zip(named, numbers, strict=True))
+        proposed: dict[str, int | None] = dict(zip(named, numbers, strict=True))
     else:
-        taken = {*given.values(), ignore_index}
+        taken = {*classes.values(), ignore_index}
         free = (label for label in range(1, len(named) + len(taken) + 1) if label not in taken)
-        found = dict(zip(named, free, strict=False))
-    found = {text: None if label == ignore_index else label for text, label in found.items()}
-    return {text: given.get(text, found.get(text)) for text in values}
+        proposed = dict(zip(named, free, strict=False))
+    proposed = {text: None if label == ignore_index else label for text, label in proposed.items()}
+    return {text: classes.get(text, proposed.get(text)) for text in values}

@@ -1,4 +1,4 @@
-"""See a raster on an image's grid, whatever its own grid and CRS: the nearest pixel, or none."""
+"""A raster of any grid and CRS on an image's grid: the nearest pixel, or no data."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ class NearestPixels:
                 width=image.width,
                 resampling=Resampling.nearest,
                 tolerance=TOLERANCE_PX,
-                add_alpha=True,  # what is beyond the raster, nodata or masked
+                add_alpha=True,  # 0 beyond the raster and where it has no data
             )
         except (*GDAL_ERRORS, CRSError) as error:
             raise TilenetError(

@@ -27,7 +27,7 @@ def open_labels(
         keys: How polygons are burned; None: as class 1.
 
     Raises:
-        TilenetError: It is neither, or does not fit the image.
+        TilenetError: The file is neither, or does not fit the image.
     """
     keys = keys or VectorKeys()
     check_name("labels", path)
@@ -46,15 +46,15 @@ def open_labels(
     except VECTOR_ERRORS as error:
         # pyogrio adds advice of its own after the first semicolon.
         reasons = dict.fromkeys((why_no_raster(path), str(error).partition(";")[0].strip()))
-        shown = "; as a vector: ".join(text for text in reasons if text)
+        why = "; as a vector: ".join(text for text in reasons if text)
         raise TilenetError(
             f"labels must be a raster or a vector file that GDAL can open ({path}: "
-            f"{shown}); check the path, and the file with {CHECK}, or {VECTOR_INFO}"
+            f"{why}); check the path, and the file with {CHECK}, or {VECTOR_INFO}"
         ) from error
 
 
 def resampling_note(labels: Sequence[LabelSource]) -> str | None:
-    """One sentence on labels that lie on another grid than their image; None: there are none."""
+    """A sentence on labels that lie on another grid than their image; None: all lie on its grid."""
     paths = [part.path for part in labels if isinstance(part, Labels) and part.resampled]
     if not paths:
         return None

@@ -19,10 +19,10 @@ from tilenet.geometry.windows import Window
 __all__ = ["VectorLabels"]
 
 
-# Blocks lie where they lie whatever is read, so that rounding, which tells on which side of an edge
-# the middle of a pixel is, does not depend on the window.
+# Blocks have fixed places, so that rounding, which decides on which side of an edge the middle of a
+# pixel is, does not depend on the window.
 BLOCK_PX = 512
-# Burned around a block and cut off: what GDAL does at the edge of its raster stays out of labels.
+# Burned around a block and cut off, so that GDAL's edge effects stay out of labels.
 MARGIN_PX = 2
 
 BURNED = BlockCache(64 << 20)  # of all label files of the process, as GDAL's cache is
@@ -60,7 +60,7 @@ class VectorLabels(LabelSource):
         return self._layer
 
     def close(self) -> None:
-        """Forget what was burned; the file is only open while it is read."""
+        """Forget burned blocks; the file is only open while it is read."""
         BURNED.drop(self._number)
 
     def _read_inside(self, window: Window) -> NDArray[np.int64]:
@@ -91,12 +91,12 @@ class VectorLabels(LabelSource):
 
     def _polygons(self, window: Window) -> tuple[Polygons, NDArray[np.int64]]:
         """Polygons of a window and their classes."""
-        found = self._layer.polygons(bounds_of(self._transform, _with_margin(window)))
+        polygons = self._layer.polygons(bounds_of(self._transform, _with_margin(window)))
         keys = self.keys
         if keys.field is None:
-            return found, np.full(len(found.values), keys.burn, np.int64)
-        return found, np.array(
-            keys.classes_of(found.values, self.ignore_index, self.path), np.int64
+            return polygons, np.full(len(polygons.values), keys.burn, np.int64)
+        return polygons, np.array(
+            keys.classes_of(polygons.values, self.ignore_index, self.path), np.int64
         )
 
     def _burn(
@@ -118,20 +118,13 @@ class VectorLabels(LabelSource):
             [(polygons.shapes[number], float(classes[number])) for number in near],
             out_shape=(place.height, place.width),
             fill=background,
-            transform=_begun_at(self._transform, place.row, place.col),
+            transform=self._transform @ Affine.translation(place.col, place.row),
             all_touched=self.keys.all_touched,
             dtype="float64",  # holds every class number and ignore_index
         )
         inside = burned[MARGIN_PX:-MARGIN_PX, MARGIN_PX:-MARGIN_PX]
         labels: NDArray[np.int64] = inside.astype(np.int64)
         return labels
-
-
-def _begun_at(transform: Affine, row: int, col: int) -> Affine:
-    """The grid whose first pixel is another one."""
-    t = transform
-    x, y = t.a * col + t.b * row + t.c, t.d * col + t.e * row + t.f
-    return Affine(t.a, t.b, x, t.d, t.e, y)
 
 
 def _pixels(row: int, col: int, rows: int, cols: int) -> Window:

@@ -67,7 +67,7 @@ class Labels(LabelSource):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files that are read, with masks and whatever else lies next to them."""
+        """All files that are read, with masks and others that lie next to them."""
         return self._raster.files
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Labels(LabelSource):
             )
 
     def _place_of(self, image: Raster) -> tuple[int, Window] | None:
-        """How many label pixels stand along a side of an image pixel, and those under the image.
+        """Number of label pixels along a side of an image pixel, and those under the image.
 
         1, unless the image is read at a coarser resolution than its own, or is a map made so. None:
         they lie on another grid, or not under all of the image.
@@ -154,13 +154,14 @@ def _check_ground(labels: Raster, image: Raster) -> None:
     ratio = labels.file_size[1] / image.file_size[1]  # uncut, as points are
     scale = round(ratio) if ratio > 1 else 1 / round(1 / ratio)
     same = image.ground.same_points(labels.ground, scale)
-    for one, other in ((image, labels), (labels, image)):
-        ours, theirs = one.ground, other.ground
+    for raster, other in ((image, labels), (labels, image)):
+        ours, theirs = raster.ground, other.ground
         apart = bool(ours.points and theirs.points) and not same
         if ours.lacks and (apart or (theirs.placed and other.crs is not None)):
             raise TilenetError(
-                f"labels and image must lie on one pixel grid, or both on the ground ({one.path}: "
-                f"{ours.lacks}, {other.path}: {theirs.lacks or crs_name(other.crs)}); {ours.remedy}"
+                "labels and image must lie on one pixel grid, or both on the ground ("
+                f"{raster.path}: {ours.lacks}, {other.path}: "
+                f"{theirs.lacks or crs_name(other.crs)}); {ours.remedy}"
             )
 
 

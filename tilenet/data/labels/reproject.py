@@ -1,6 +1,6 @@
 """Move polygons to an image's CRS: corner by corner as GDAL does it, unless that makes no sense."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import shapely
@@ -13,28 +13,25 @@ from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 
-if TYPE_CHECKING:
-    from rasterio.crs import CRS
-
 __all__ = ["shapes_on_image"]
 
-# GDAL counts pixels from the corner of what it burns in 32 bits; what reaches further is cut off.
+# GDAL counts pixels from the corner of its raster in 32 bits; shapes that reach further are cut.
 REACH_PX = 2**29
 
 
 def shapes_on_image(
-    shapes: NDArray[Any], crs: "CRS | None", image: Raster, path: str
+    shapes: NDArray[Any], crs: CRS | None, image: Raster, path: str
 ) -> NDArray[Any]:
     """Shapes in the CRS of an image; of those that reach around the earth what lies around it.
 
-    Shape by shape: GDAL chooses among several ways from one CRS to another by the middle of what it
-    is given, and that must not depend on which shapes are read together.
+    Shape by shape: GDAL chooses among several ways from one CRS to another by the middle of its
+    input, and that must not depend on which shapes are read together.
 
     Args:
         shapes: (N,), polygons and multi-polygons, none of them empty.
-        crs: Their CRS.
+        crs: CRS of the shapes.
         image: The image.
-        path: Their file.
+        path: File of the shapes.
 
     Returns:
         (N,); empty where nothing lies around the image.
@@ -47,7 +44,7 @@ def shapes_on_image(
     limits = bounds_of(image.transform, reach)
     around = bounds_in(whole, image.crs, crs)
     around = around and around.wider(1)
-    found = np.empty(len(shapes), object)
+    moved = np.empty(len(shapes), object)
     for number, shape in enumerate(shapes):
         there = _moved(shape, crs, image.crs)
         near = around is not None and _within(shape, around)
@@ -62,11 +59,11 @@ def shapes_on_image(
                 f"{crs_name(crs)}, {image.path}: {crs_name(image.crs)}); reproject them with "
                 "ogr2ogr -t_srs or QGIS"
             )
-        found[number] = there
-    return found
+        moved[number] = there
+    return moved
 
 
-def _moved(shape: Any, source: "CRS | None", target: "CRS | None") -> Any:
+def _moved(shape: Any, source: CRS | None, target: CRS | None) -> Any:
     """A shape in another CRS; None: a corner has no place there."""
     if source == target or shape.is_empty:
         return shape
@@ -75,7 +72,7 @@ def _moved(shape: Any, source: "CRS | None", target: "CRS | None") -> Any:
 
 
 def _corners(
-    corners: NDArray[np.float64], source: "CRS | None", target: "CRS | None"
+    corners: NDArray[np.float64], source: CRS | None, target: CRS | None
 ) -> NDArray[np.float64] | None:
     try:
         return np.column_stack(transform(source, target, *corners.T))
@@ -92,7 +89,7 @@ def _within(shape: Any, limits: Bounds) -> bool:
 
 
 def _is_straight(
-    shape: Any, there: Any, source: "CRS | None", target: "CRS | None", image: Bounds
+    shape: Any, there: Any, source: CRS | None, target: CRS | None, image: Bounds
 ) -> bool:
     """Whether edges are about as straight in the image's CRS as in their own.
 
@@ -112,7 +109,7 @@ def _is_straight(
 
 
 def _cut(shape: Any, around: Bounds) -> Any:
-    """What of a shape lies in a rectangle."""
+    """The part of a shape that lies in a rectangle."""
     cut = shapely.intersection(shapely.make_valid(shape), shapely.box(*around))
     parts = shapely.get_parts(shapely.get_parts(cut))
     return shapely.multipolygons(parts[shapely.get_dimensions(parts) == 2])

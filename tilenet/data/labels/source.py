@@ -1,4 +1,4 @@
-"""What training asks of labels, whether they are pixels or polygons in their file.
+"""The labels of an image, whether its file holds pixels or polygons.
 
 Labels are classes, which is checked wherever they are read. Those of a part of an image leave the
 rest out; a validation image is one on which a network is scored while it trains. Labels of a
@@ -28,11 +28,11 @@ class LabelSource(ABC):
     """Labels on an image's pixel grid; a context manager.
 
     Attributes:
-        path: Their file.
+        path: File of the labels.
         ignore_index: Label of pixels that do not count.
         height: Height of the image, in pixels at the resolution it is read at.
         width: Width of the image, in the same pixels.
-        facts: What GDAL says of the file, where it is a raster.
+        facts: GDAL's facts about the file, where it is a raster.
         factor: Pixels of the file along a side of one that is read, where it is a raster.
     """
 
@@ -67,7 +67,7 @@ class LabelSource(ABC):
         """Labels of a window of a region, (H, W); `ignore_index` beyond the region and for nodata.
 
         Args:
-            window: Relative to the region, in pixels of the image at the resolution it is read at.
+            window: Window of the region, in pixels of the image at the resolution it is read at.
             region: Pixels of the image that count as the image; None: all.
 
         Raises:
@@ -81,17 +81,17 @@ class LabelSource(ABC):
         return self.ignore_index
 
     def targets(self, window: Window, region: Window | None = None) -> NDArray[Any]:
-        """What a loss compares a network with, (H, W): classes; in a regression float64.
+        """Targets of a loss, (H, W): classes; in a regression float64.
 
         Arguments and errors as of `read`; `uncounted` where that has `ignore_index`.
         """
         return self._placed(window, region, self.uncounted, self._targets_inside)
 
     def counted(self, targets: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which of them count."""
+        """Where targets count."""
         numbers = np.isnan(self.uncounted)
-        found: NDArray[np.bool_] = ~np.isnan(targets) if numbers else targets != self.uncounted
-        return found
+        mask: NDArray[np.bool_] = ~np.isnan(targets) if numbers else targets != self.uncounted
+        return mask
 
     def _placed(
         self,
@@ -100,7 +100,7 @@ class LabelSource(ABC):
         fill: float,
         inside: Callable[[Window], NDArray[Any]],
     ) -> NDArray[Any]:
-        """What `inside` reads of a window of a region; `fill` beyond it."""
+        """Labels that `inside` reads of a window of a region; `fill` beyond it."""
         region = region or Window(0, 0, self.height, self.width)
         labels = np.full((window.height, window.width), fill)  # int64, or float64
         top, left = max(0, -window.row), max(0, -window.col)
@@ -109,8 +109,8 @@ class LabelSource(ABC):
         if height > 0 and width > 0:
             row, col = region.row + window.row + top, region.col + window.col + left
             with READING:
-                found = inside(Window(row, col, height, width))
-            labels[top : top + height, left : left + width] = found
+                values = inside(Window(row, col, height, width))
+            labels[top : top + height, left : left + width] = values
         return labels
 
     def sample(self, window: Window) -> NDArray[np.int64]:
@@ -137,13 +137,13 @@ def check_classes(
     """Refuse labels that are neither a class nor `ignore_index`.
 
     Args:
-        labels: Labels that were read.
-        classes: What was read there, (H, W).
-        window: Where, in pixels of the image.
-        num_classes: They are 0 to this − 1.
+        labels: Source of the labels.
+        classes: Labels of the window, (H, W).
+        window: Window in pixels of the image.
+        num_classes: Number of classes.
 
     Raises:
-        TilenetError: With the first of them and its place.
+        TilenetError: Names the first of them and its place.
     """
     wrong = (classes != labels.ignore_index) & ((classes < 0) | (classes >= num_classes))
     if wrong.any():
@@ -156,13 +156,13 @@ def check_classes(
 
 
 class HeldOutLabels(LabelSource):
-    """Labels of which some are hidden, window by window.
+    """Labels of which a part is hidden, window by window.
 
     Training sees those away from held-out blocks, validation those inside: two views of one file.
 
     Args:
-        labels: Open; whatever opened them closes them.
-        hidden: Where pixels of a window of the image do not count, (H, W).
+        labels: Open labels, closed by their opener.
+        hidden: Function that says where pixels of a window do not count, (H, W).
     """
 
     def __init__(self, labels: LabelSource, hidden: Callable[[Window], NDArray[np.bool_]]) -> None:
@@ -190,7 +190,7 @@ class HeldOutLabels(LabelSource):
 
     @property
     def uncounted(self) -> float:
-        """As the labels that are hidden have it."""
+        """As in the labels that are hidden."""
         return self._labels.uncounted
 
     def _targets_inside(self, window: Window) -> NDArray[Any]:
@@ -204,12 +204,12 @@ class HeldOutLabels(LabelSource):
 
 @dataclass(frozen=True)
 class ValidationImage:
-    """An image, or the held-out parts of one; what opened the files closes them.
+    """An image, or the held-out parts of one; the files are closed by their opener.
 
     Attributes:
-        image: Open.
-        labels: Open, on the image's grid; `ignore_index` on pixels that do not count.
-        windows: Pixels of the image that hold all that counts, and so must be computed; None: all.
+        image: The open image.
+        labels: Open labels on the image's grid; `ignore_index` on pixels that do not count.
+        windows: Windows of the image that hold all pixels that count; None: the whole image.
     """
 
     image: Raster

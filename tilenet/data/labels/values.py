@@ -14,7 +14,7 @@ from tilenet.geometry.windows import Window
 
 __all__ = ["Values"]
 
-NUMBER, NONE = 0, 255  # what pixels with a number, and without one, are as classes
+NUMBER, NONE = 0, 255  # classes of pixels with a number, and without one
 
 
 class Values(Labels):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from tilenet.errors import TilenetError
 
-__all__ = ["VectorKeys", "is_whole", "shown_value", "text_of"]
+__all__ = ["VectorKeys", "is_whole", "quoted", "text_of"]
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class VectorKeys:
             rule = "each value of vectors.field must stand under vectors.classes"
         unknown = sorted({text for text in map(text_of, values) if text not in known})
         if unknown:
-            shown = ", ".join(map(shown_value, unknown[:5])) + (" …" if len(unknown) > 5 else "")
-            raise TilenetError(f"{rule} ({path}, {self.field}: {shown}); {remedy}")
+            listing = ", ".join(map(quoted, unknown[:5])) + (" …" if len(unknown) > 5 else "")
+            raise TilenetError(f"{rule} ({path}, {self.field}: {listing}); {remedy}")
         return [known[text_of(value)] for value in values]
 
 
@@ -106,7 +106,7 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def shown_value(text: str) -> str:
+def quoted(text: str) -> str:
     """A value as people can tell it from its neighbours: quoted where it is empty or has blanks."""
     return text if text and not (text[0].isspace() or text[-1].isspace()) else f'"{text}"'
 

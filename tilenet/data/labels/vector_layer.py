@@ -42,7 +42,7 @@ class Polygons:
 
     Attributes:
         shapes: (N,), shapely's, in the image's CRS.
-        values: (N,), of the field; none without one.
+        values: (N,), values of the field, None without a field.
         bounds: (N, 4), left, bottom, right, top.
     """
 
@@ -55,16 +55,16 @@ class VectorLayer:
     """A layer of a vector file, and the image that it labels.
 
     Attributes:
-        name: The layer's.
+        name: Name of the layer.
         bounds: Bounds of all its features.
-        num_features: As the file says; some kinds of file do not know (-1).
+        num_features: Number of features by the file; -1 where its format does not know.
         fields: Names of its attributes.
         crs: CRS of its coordinates.
 
     Args:
         path: Any file that GDAL reads; GeoPackage, GeoJSON, Shapefile, FlatGeobuf …
         image: The image.
-        keys: Which layer, field and CRS.
+        keys: Names of the layer, its field and CRS.
 
     Raises:
         TilenetError: The layer or field does not exist, the layer holds points or lines, names no
@@ -92,7 +92,7 @@ class VectorLayer:
         check_overlap(path, self.bounds, self.crs, image)
         # Without an index each query reads the whole file, so then it is read once and kept.
         self._indexed = bool(info["capabilities"]["fast_spatial_filter"])
-        self._kept: Polygons | None = None
+        self._all: Polygons | None = None
 
     def polygons(self, place: Bounds) -> Polygons:
         """Polygons whose bounds meet a rectangle in the image's CRS, and perhaps a few more.
@@ -102,13 +102,13 @@ class VectorLayer:
         """
         if self._indexed:
             return self._read(place)
-        if self._kept is None:
+        if self._all is None:
             image = self._image
-            self._kept = self._read(bounds_of(image.transform, image.whole).wider(0.01))
-        return self._kept
+            self._all = self._read(bounds_of(image.transform, image.whole).wider(0.01))
+        return self._all
 
     def value_counts(self) -> Counter[str]:
-        """How many features of the whole layer have each value of the field (of `text_of`).
+        """Number of features of the whole layer with each value of the field (of `text_of`).
 
         Raises:
             TilenetError: The file cannot be read.
@@ -172,7 +172,7 @@ class VectorLayer:
                 f"corners of polygons must be numbers ({self.path}, layer {self.name}: not those "
                 f"of feature {fids[order][endless[0]]}); draw it again or delete it"
             )
-        # Collections that hold collections again are burned by nobody.
+        # GDAL does not burn collections within collections.
         nested = shapely.get_type_id(parts) == shapely.GeometryType.GEOMETRYCOLLECTION
         flat = parts[(shapely.get_dimensions(parts) < 2) | nested]
         if len(flat):
@@ -182,26 +182,26 @@ class VectorLayer:
         values = [None] * len(order) if field is None else columns[0][order].tolist()
         return Polygons(
             shapes[there_still],
-            [value for value, kept in zip(values, there_still, strict=True) if kept],
+            [value for value, stays in zip(values, there_still, strict=True) if stays],
             shapely.bounds(shapes[there_still]),
         )
 
 
-def _chosen(path: str, wanted: str | None) -> str:
-    """The layer that is wanted, or the only one with geometries."""
+def _chosen(path: str, layer: str | None) -> str:
+    """The layer of this name, or the only one with geometries."""
     layers = {str(name): kind for name, kind in pyogrio.list_layers(path)}
     names = [name for name, kind in layers.items() if kind is not None]
-    if wanted is not None and wanted not in names:
+    if layer is not None and layer not in names:
         raise TilenetError(
-            f"vectors.layer must be a layer with geometries ({path}: no {wanted}); it has "
+            f"vectors.layer must be a layer with geometries ({path}: no {layer}); it has "
             f"{', '.join(names) or 'none'}"
         )
-    if wanted is None and len(names) != 1:
+    if layer is None and len(names) != 1:
         raise TilenetError(
             f"labels come from one layer ({path} has {len(names)}: {', '.join(names)}); name it "
             "with vectors.layer"
         )
-    return wanted or names[0]
+    return layer or names[0]
 
 
 def _no_polygons(path: str, layer: str, kind: str) -> TilenetError:

@@ -36,7 +36,7 @@ def strip_runs(black: NDArray[np.bool_], first_row: int, image_rows: int) -> Run
     """Runs of a strip that may belong to the collar.
 
     Args:
-        black: Where all bands are zero, (rows of the strip, W).
+        black: Whether all bands are zero, (rows of the strip, W).
         first_row: The strip's place in the image.
         image_rows: The image's height.
     """
@@ -47,8 +47,8 @@ def strip_runs(black: NDArray[np.bool_], first_row: int, image_rows: int) -> Run
     runs = np.stack([np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)])
     last_row = (rows - 1) * (width + 1)
     open_ended = (runs[0] < width) | (runs[0] >= last_row) | _at_sides(runs, width)
-    found = runs[:, _reached(runs, open_ended, width)]
-    return np.asarray(found + first_row * (width + 1), np.int64)
+    reached = runs[:, _reached(runs, open_ended, width)]
+    return np.asarray(reached + first_row * (width + 1), np.int64)
 
 
 class Collar:
@@ -75,10 +75,10 @@ class Collar:
         part = slice(*np.searchsorted(self.runs[0], (low, high)))
         rows = self.runs[0, part] // line
         first, end = self.runs[:, part] - rows * line - window.col
-        seen = (end > 0) & (first < window.width)
+        visible = (end > 0) & (first < window.width)
         steps = np.zeros((window.height, window.width + 1), np.int8)
-        steps[rows[seen] - window.row, first[seen].clip(0)] = 1
-        steps[rows[seen] - window.row, end[seen].clip(max=window.width)] = -1
+        steps[rows[visible] - window.row, first[visible].clip(0)] = 1
+        steps[rows[visible] - window.row, end[visible].clip(max=window.width)] = -1
         return np.asarray(steps.cumsum(axis=1, dtype=np.int8)[:, :-1] > 0)
 
 
@@ -100,12 +100,12 @@ def _reached(runs: Runs, seeds: NDArray[np.bool_], width: int) -> NDArray[np.boo
     # Each patch takes the smallest number in it: union-find, all pairs at a time.
     root = np.arange(len(first))
     while True:
-        ones, others = root[below], root[over]
-        apart = ones != others
+        lower, upper = root[below], root[over]
+        apart = lower != upper
         if not apart.any():
             break
-        below, over, ones, others = below[apart], over[apart], ones[apart], others[apart]
-        np.minimum.at(root, np.maximum(ones, others), np.minimum(ones, others))
+        below, over, lower, upper = below[apart], over[apart], lower[apart], upper[apart]
+        np.minimum.at(root, np.maximum(lower, upper), np.minimum(lower, upper))
         while (root != (up := root[root])).any():
             root = up
     reached = np.zeros(len(first), np.bool_)

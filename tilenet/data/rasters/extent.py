@@ -19,9 +19,9 @@ def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -
     """Refuse labels that lie elsewhere than the image.
 
     Args:
-        path: The labels' file.
-        labels: Their bounds.
-        crs: The CRS of these.
+        path: File of the labels.
+        labels: Bounds of the labels.
+        crs: CRS of these bounds.
         image: The image.
 
     Raises:
@@ -33,10 +33,10 @@ def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -
     if moved is None or not labels.finite or moved.meets(labels):
         return
     there = bounds_in(labels, crs, image.crs)
-    shown = there or labels
+    place = there or labels
     where = f", in {crs_name(image.crs)}" if there and image.crs else ""
     raise TilenetError(
-        f"labels must overlap their image ({path}: {shown}; {image.path}: {own}{where}); check "
+        f"labels must overlap their image ({path}: {place}; {image.path}: {own}{where}); check "
         "that they belong together and that both files name the right CRS"
     )
 
@@ -50,7 +50,7 @@ def check_units(images: Sequence[Raster], resolution: float) -> None:
     """Refuse one resolution for images whose units differ: 0.5 m is not 0.5°.
 
     Raises:
-        TilenetError: With the first image of another unit.
+        TilenetError: Names the first image of another unit.
     """
     first = _unit(images[0])
     for image in images:
@@ -58,7 +58,7 @@ def check_units(images: Sequence[Raster], resolution: float) -> None:
         if unit != first:
             raise TilenetError(
                 f"resolution is one number in the units of all images (resolution: {resolution:g}, "
-                f"{images[0].path}: {_shown(first)}, {image.path}: {_shown(unit)}); leave "
+                f"{images[0].path}: {_unit_name(first)}, {image.path}: {_unit_name(unit)}); leave "
                 f"resolution out, or bring the images to one unit with {MOVE}"
             )
 
@@ -69,7 +69,7 @@ def _unit(image: Raster) -> Unit:
     return bool(image.crs.is_geographic), round(image.crs.units_factor[1], 12)
 
 
-def _shown(unit: Unit) -> str:
+def _unit_name(unit: Unit) -> str:
     """Not the CRS's name of it: there are several for a metre."""
     if unit is None:
         return "no CRS"

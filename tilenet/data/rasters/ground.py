@@ -1,4 +1,4 @@
-"""How a raster's pixels come to lie on the ground: by a transform, by points, by a camera's model.
+"""Georeferencing of a raster: by a transform, by points, or by a camera's model.
 
 Only a transform and a CRS make a map. Ground control points (GCPs) and rational polynomial
 coefficients (RPCs) say how to make one; a CRS without a transform says nothing.
@@ -26,15 +26,15 @@ Points = tuple[tuple[float, float, float, float, float | None], ...]
 
 @dataclass(frozen=True)
 class Ground:
-    """What a raster says of its place.
+    """The georeferencing of a raster.
 
     Attributes:
-        placed: Whether it says by a transform where its pixels lie.
-        crs: The file's, whether or not anything is placed by it.
-        transform: The file's; the identity where it has none.
+        placed: Whether a transform says where its pixels lie.
+        crs: CRS of the file, whether or not pixels are placed by it.
+        transform: Transform of the file; the identity where it has none.
         points: Row, column, x, y and height of its GCPs.
-        points_crs: The GCPs' CRS.
-        rpcs: rasterio's RPCs; None: it has none.
+        points_crs: CRS of the GCPs.
+        rpcs: rasterio's RPCs; None: the file has no RPCs.
     """
 
     placed: bool
@@ -46,17 +46,17 @@ class Ground:
 
     @property
     def lacks(self) -> str:
-        """What it has instead of a place, in words; "": it has one, or says nothing at all."""
+        """What it has in place of a transform, in words; "": it has one, or no georeferencing."""
         if self.placed:
             return ""
-        found = [f"{len(self.points)} ground control points"] * bool(self.points)
-        found += ["RPCs"] * (self.rpcs is not None)
-        found += ["a CRS"] * (bool(self.crs) and not found)
-        return f"{' and '.join(found)}, but no transform" if found else ""
+        parts = [f"{len(self.points)} ground control points"] * bool(self.points)
+        parts += ["RPCs"] * (self.rpcs is not None)
+        parts += ["a CRS"] * (bool(self.crs) and not parts)
+        return f"{' and '.join(parts)}, but no transform" if parts else ""
 
     @property
     def remedy(self) -> str:
-        """How it gets a place."""
+        """The command that gives it a transform, in words."""
         return (
             ON_THE_GROUND
             if self.points or self.rpcs is not None
@@ -73,14 +73,14 @@ class Ground:
             return False
         pairs = zip(self.points, other.points, strict=True)
         return all(
-            abs(one[0] * scale - two[0]) < SAME_PX
-            and abs(one[1] * scale - two[1]) < SAME_PX
-            and one[2:] == two[2:]
-            for one, two in pairs
+            abs(a[0] * scale - b[0]) < SAME_PX
+            and abs(a[1] * scale - b[1]) < SAME_PX
+            and a[2:] == b[2:]
+            for a, b in pairs
         )
 
     def profile(self, transform: Affine) -> dict[str, Any]:
-        """How rasterio writes a part of the raster, but for `carry`.
+        """Options with which rasterio writes a part of the raster, except for `carry`.
 
         Args:
             transform: Transform of that part.
@@ -94,7 +94,7 @@ class Ground:
         Args:
             dataset: rasterio's, open for writing.
             window: The part, in pixels of the resolution that is read.
-            factor: How much coarser these are than the file's.
+            factor: Pixels of the file along one of these.
         """
         # GeoTIFF holds a transform or GCPs.
         if self.points and not self.placed:
@@ -105,7 +105,7 @@ class Ground:
             dataset.gcps = points, self.points_crs or CRS()
         if self.rpcs is not None:
             rpcs = copy(self.rpcs)
-            # They count from the middle of the first pixel.
+            # RPCs count from the middle of the first pixel.
             rpcs.line_off = (rpcs.line_off + 0.5) / factor - window.row - 0.5
             rpcs.samp_off = (rpcs.samp_off + 0.5) / factor - window.col - 0.5
             rpcs.line_scale /= factor
@@ -114,7 +114,7 @@ class Ground:
 
 
 def ground_of(dataset: Any) -> Ground:
-    """What an open file says; GCPs and RPCs that are not numbers say nothing."""
+    """Georeferencing of an open file; GCPs and RPCs that are not numbers are left out."""
     points, points_crs = dataset.gcps
     if not all(isfinite(number) for p in points for number in (p.row, p.col, p.x, p.y)):
         points = []
@@ -136,8 +136,8 @@ def _once(crs: CRS | None) -> CRS | None:
 
 def _rpcs_of(dataset: Any) -> Any:
     try:
-        found = dataset.rpcs
-        numbers = found and (found.line_off, found.samp_off, found.line_scale, found.samp_scale)
-        return found if numbers and all(map(isfinite, numbers)) else None
+        rpcs = dataset.rpcs
+        numbers = rpcs and (rpcs.line_off, rpcs.samp_off, rpcs.line_scale, rpcs.samp_scale)
+        return rpcs if numbers and all(map(isfinite, numbers)) else None
     except (KeyError, IndexError, TypeError, ValueError):  # words, or some of them are missing
         return None

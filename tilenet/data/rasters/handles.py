@@ -1,4 +1,4 @@
-"""The rasters that a rank holds open: those that it read last, however many a run has.
+"""The rasters that a rank holds open: those that it read last, of any number in a run.
 
 A process may open a thousand files or so, and an open one takes 50 kB; what a raster's header says
 is kept without it.
@@ -14,14 +14,14 @@ import rasterio
 
 __all__ = ["MOST_OPEN", "READING", "Handles", "Viewed"]
 
-# GDAL's handles serve one thread at a time, and labels share a cache: who reads takes turns.
+# GDAL's handles serve one thread at a time, and labels share a cache: readers take turns.
 READING = threading.RLock()
 
 MOST_OPEN = 256  # rasters, each of one file or of those of a stack
 
 
 class View(Protocol):
-    """What is closed before the files that it was made of."""
+    """A view of files, which is closed before them."""
 
     def close(self) -> None:
         """Close it."""
@@ -36,8 +36,8 @@ class Handles:
     Pickled it is closed.
 
     Args:
-        path: The raster's.
-        open_all: Opens its files.
+        path: Path of the raster.
+        open_all: Function that opens its files.
 
     Attributes:
         alone: Whether nothing belongs to the files that lies next to them, for which GDAL would
@@ -72,20 +72,20 @@ class Handles:
             return self._files
 
     def view(self, key: object, make: Callable[[list[Any]], Viewed]) -> Viewed:
-        """What `make` makes of the open files, once by its key for as long as they are open."""
+        """The result of `make` for the open files, kept by its key as long as they are open."""
         with READING:
             files = self.files
             if key not in self._views:
                 self._views[key] = make(files)
-            found: Viewed = self._views[key]
-            return found
+            view: Viewed = self._views[key]
+            return view
 
     def close(self) -> None:
-        """Close the files, and before them what was made of them."""
+        """Close the files, and before them their views."""
         with READING, ExitStack() as stack:
             RECENT.pop(self, None)
-            for one in (*self._files, *self._views.values()):
-                stack.callback(one.close)
+            for opened in (*self._files, *self._views.values()):
+                stack.callback(opened.close)
             self._files, self._views = [], {}
 
 

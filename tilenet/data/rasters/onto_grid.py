@@ -5,7 +5,7 @@ windows of a file in the next UTM zone, read without an alpha band, 25 differed 
 image, by up to 69 of 255: bilinear takes a kernel as wide as a window's pixels are to the file's,
 and GDAL moves few pixels of a row and draws lines between them. With the kernel held, and lines as
 good as exact, last digits still differed. So it is only asked for whole blocks of the image's grid:
-whatever window is read, a pixel comes from its block.
+in any window a pixel comes from its block.
 
 A pixel is valid where the file's pixel below its middle is: of the four that are interpolated,
 those without data do not count.
@@ -56,7 +56,7 @@ class OntoGrid:
         nodata: The value without data; None: what the file says.
 
     Attributes:
-        path: The file's.
+        path: Path of the file.
         method: `bilinear`, or `nearest` where numbers stand for colours or classes.
 
     Raises:
@@ -108,7 +108,7 @@ class OntoGrid:
 
     @property
     def facts(self) -> str:
-        """How it is read, and where it lies, to the thousandth of a pixel.
+        """The resampling method and the place of the file, to the thousandth of a pixel.
 
         Installations move coordinates differently: with grids of corrections, or without them.
         """
@@ -116,8 +116,8 @@ class OntoGrid:
         corners = np.array([(0, 0), (width, 0), (0, height), (width, height)], float)
         x, y = self._first.transform @ tuple(corners.T)
         cells = ~self._file.transform @ _moved(x, y, self._first.crs, self._file.crs)
-        shown = ", ".join(f"{col:.3f} {row:.3f}" for col, row in zip(*cells, strict=True))
-        return f"{self.method}, corners at {shown} px"
+        places = ", ".join(f"{col:.3f} {row:.3f}" for col, row in zip(*cells, strict=True))
+        return f"{self.method}, corners at {places} px"
 
     def read(
         self, window: Window, size: tuple[int, int] | None = None
@@ -125,7 +125,7 @@ class OntoGrid:
         """Values (C, h, w) of all bands, and where there is data, (h, w).
 
         Args:
-            window: Of the grid, within it.
+            window: Window within the grid.
             size: Rows and columns that are taken of it, evenly, the nearest pixels; None: all.
 
         Raises:
@@ -180,16 +180,16 @@ class OntoGrid:
 
 
 def resampling_notes(files: Sequence[OntoGrid]) -> list[str]:
-    """A sentence on the files that are read in one way."""
-    found = []
+    """A sentence on the files of each resampling method."""
+    notes = []
     for method in dict.fromkeys(file.method for file in files):
         paths = list(dict.fromkeys(file.path for file in files if file.method == method))
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        found.append(
+        notes.append(
             f"bands of {paths[0]}{more} lie on another grid than the image and are resampled to it "
             f"({method}); where they do not reach, pixels do not count"
         )
-    return found
+    return notes
 
 
 def _blocks(window: Window, size: tuple[int, int]) -> Iterator[Window]:
@@ -210,25 +210,23 @@ def _bounds(file: Any) -> Bounds:
 
 
 def _check_places(file: Any, first: Any) -> None:
-    for one in (first, file):
-        lacks = "no CRS" if not one.crs else "no transform"
-        if one.crs and one.transform != Affine.identity():
+    for dataset in (first, file):
+        lacks = "no CRS" if not dataset.crs else "no transform"
+        if dataset.crs and dataset.transform != Affine.identity():
             continue
+        both = first, file
         if file.shape != first.shape:
-            what, (wanted, found) = "size", (f"{f.height} × {f.width}" for f in (first, file))
+            what, (expected, actual) = "size", (f"{f.height} × {f.width}" for f in both)
         elif file.crs != first.crs:
-            what, (wanted, found) = "CRS", (crs_name(f.crs or None) for f in (first, file))
+            what, (expected, actual) = "CRS", (crs_name(f.crs or None) for f in both)
         elif file.transform != first.transform:
-            what, (wanted, found) = (
-                "transform",
-                (str(tuple(f.transform)[:6]) for f in (first, file)),
-            )
+            what, (expected, actual) = "transform", (str(tuple(f.transform)[:6]) for f in both)
         else:
-            what, wanted, found = "ground control points", "its own", "others"
+            what, expected, actual = "ground control points", "its own", "others"
         raise TilenetError(
             f"stacked files must have the same {what}, unless each has a CRS and a transform to be "
-            f"resampled by ({first.name}: {wanted}, {file.name}: {found}; {one.name} has {lacks}); "
-            f"put them on one grid with {LIKE}, or name what is missing with {SET_CRS}"
+            f"resampled by ({first.name}: {expected}, {file.name}: {actual}; {dataset.name} has "
+            f"{lacks}); put them on one grid with {LIKE}, or name what is missing with {SET_CRS}"
         )
 
 

@@ -53,7 +53,7 @@ def opened(path: str) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without rasterio's warning of files that lie nowhere; what matters is said in words."""
+    """Hide rasterio's warning of files without georeferencing, which errors of ours name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
         yield
@@ -118,10 +118,10 @@ def check_header(dataset: Any) -> None:
 
 
 def dtypes_of(dataset: Any) -> tuple[str, ...]:
-    """What rasterio calls the dtypes of the bands.
+    """rasterio's names of the dtypes of the bands.
 
     Raises:
-        TilenetError: It has no name for one, as for half floats of newer GDALs.
+        TilenetError: rasterio lacks a name for one, as for half floats of newer GDALs.
     """
     try:
         names = tuple(str(name) for name in dataset.dtypes)
@@ -146,15 +146,15 @@ def _no_pixels(dataset: Any) -> TilenetError:
     names = [tags[key] for key in sorted(tags, key=_number) if key.endswith("_NAME")]
     # Quotes are needed around names of files with colons only, and shells take them away.
     bare = [name.replace('"', "") if name.count(":") == 2 else name for name in names]
-    shown = [n if len(n) <= MOST_LETTERS else f"{n[:MOST_LETTERS]}…" for n in bare[:MOST_NAMED]]
+    listed = [n if len(n) <= MOST_LETTERS else f"{n[:MOST_LETTERS]}…" for n in bare[:MOST_NAMED]]
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    if not shown:
+    if not listed:
         return TilenetError(
             f"a raster must have pixels ({dataset.name}, {dataset.driver}: none); name another file"
         )
     return TilenetError(
         f"a file of several rasters is no image itself ({dataset.name}, {dataset.driver}, holds "
-        f"{', '.join(shown)}{more}); name one of these, or some of one grid joined by plus signs"
+        f"{', '.join(listed)}{more}); name one of these, or some of one grid joined by plus signs"
     )
 
 

@@ -1,7 +1,7 @@
 """Read windows of rasters: any dtype, with a mask, at the raster's own resolution or a coarser one.
 
 The only module that opens images. A raster is opened after MPI is up and read by windows only; no
-pixel outside of the asked window is kept.
+pixel outside of the window is kept.
 """
 
 import os
@@ -63,7 +63,7 @@ class Raster:
         resolution: Pixel size to read at, in the raster's units, a whole multiple of its own
             (within 5 %: 0.3 reads 0.0746 m pixels four by four); None: its own.
         nodata: See `Nodata`.
-        part: To be seen of it, at that pixel size, as if the file held nothing else; None: all.
+        part: Part of it to show, as if the file held nothing else; None: all.
 
     Attributes:
         file_size: Height and width of all of the file's own pixels.
@@ -116,7 +116,7 @@ class Raster:
         """The pixels of a part; all where it names nothing.
 
         Raises:
-            TilenetError: There are none, or it is named by coordinates, which the image lacks.
+            TilenetError: The part has no pixels, or coordinates, which the image lacks.
         """
         if part.bbox is not None and self.ground.lacks:
             raise TilenetError(
@@ -154,7 +154,7 @@ class Raster:
 
     @property
     def ground(self) -> Ground:
-        """What the file says of its place, whether or not pixels are placed by it."""
+        """Georeferencing of the file, whether or not pixels are placed by it."""
         return self._files.ground
 
     @property
@@ -164,7 +164,7 @@ class Raster:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files that are read, with masks and whatever else lies next to them."""
+        """All files that are read, with masks and others that lie next to them."""
         return self._files.files
 
     @property
@@ -191,7 +191,7 @@ class Raster:
 
     @property
     def facts(self) -> str:
-        """What GDAL says of the file: size, bands, dtype, where files on other grids lie."""
+        """GDAL's facts about the file: size, bands, dtype, where files on other grids lie."""
         height, width = self.file_size
         dtypes = "/".join(dict.fromkeys(self._files.dtypes))
         notes = [f"; {os.path.basename(view.path)} {view.facts}" for view in self._files.resampled]
@@ -199,8 +199,7 @@ class Raster:
 
     def coarser(self, factor: int) -> Affine:
         """From columns and rows of pixels `factor` times coarser than the file's to coordinates."""
-        t = self._files.transform
-        return Affine(t.a * factor, t.b * factor, t.c, t.d * factor, t.e * factor, t.f)
+        return self._files.transform @ Affine.scale(factor)
 
     @property
     def whole(self) -> Window:
@@ -211,8 +210,8 @@ class Raster:
         """Read a window of a region of the raster.
 
         Args:
-            window: Relative to the region; where it reaches over the region's edge, the region is
-                seen reflected, again and again.
+            window: Window of the region; beyond the region's edges the region is reflected, again
+                and again.
             region: Pixels of the raster that count as the image; None: all.
 
         Raises:
@@ -252,8 +251,8 @@ class Raster:
         is averaged. A collar is not looked for: pixels that are 0 in all bands are taken for it.
 
         Args:
-            window: Within the raster.
-            size: So many rows and columns, evenly; None: those of the window.
+            window: Window within the raster.
+            size: Rows and columns to take, evenly spread; None: those of the window.
 
         Raises:
             TilenetError: The file cannot be read there.
@@ -302,12 +301,12 @@ class Raster:
         return self._collar
 
     @collar.setter
-    def collar(self, found: Collar) -> None:
-        self._collar = found
+    def collar(self, collar: Collar) -> None:
+        self._collar = collar
 
     @property
     def collar_strips(self) -> list[Window]:
-        """What is looked at to find the collar, of the file's own pixels."""
+        """Windows of the file's own pixels that are looked at to find the collar."""
         return collar_strips(self.size_in_file, self._files.block_rows)
 
     def collar_runs(self, strip: Window, part_done: Callable[[], None] = lambda: None) -> Runs:
@@ -332,11 +331,11 @@ class Raster:
                 part_done()
         return strip_runs(black, strip.row, self._files.height)
 
-    def _checked_bands(self, asked: BandNames | None) -> tuple[int, ...]:
+    def _checked_bands(self, names: BandNames | None) -> tuple[int, ...]:
         files = self._files
-        if asked is None:
-            asked = [band for band in range(1, files.count + 1) if band not in files.alpha]
-        bands = band_numbers(asked, files.bands, self.path)
+        if names is None:
+            names = [band for band in range(1, files.count + 1) if band not in files.alpha]
+        bands = band_numbers(names, files.bands, self.path)
         if not bands:
             raise TilenetError(f"at least one band must be read ({self.path} has {files.count})")
         wrong = [band for band in bands if not 1 <= band <= files.count]

@@ -47,7 +47,7 @@ def tiled_copy(path: str) -> str:
     """The whole line that makes a tiled and compressed copy.
 
     Args:
-        path: As a shell reads it.
+        path: Path as a shell reads it.
     """
     return _either(
         f"gdal_translate -co TILED=YES -co COMPRESS=DEFLATE -co BIGTIFF=IF_SAFER {path} tiled.tif",

@@ -53,18 +53,18 @@ __all__ = [
     "stacked_paths",
 ]
 
-# Bands as they are asked for: numbers from 1, names, or both.
+# Bands as a user names them: numbers from 1, names, or both.
 BandNames = Sequence[int | str]
 
 
 @dataclass(frozen=True)
 class Band:
-    """What a file calls a band; each may be empty.
+    """The names of a band; each may be empty.
 
     Attributes:
-        description: What its maker wrote, such as `B08` or `red`.
-        colour: What GDAL takes it for, such as `red`, `nir`.
-        parts: In a stack of files, the file's name without ending, and the parts of that name.
+        description: Description in the file, such as `B08` or `red`.
+        colour: Colour that GDAL gives it, such as `red`, `nir`.
+        parts: Name of the file without ending, and the parts of that name, in a stack of files.
     """
 
     description: str
@@ -78,16 +78,16 @@ class Band:
 
     def is_called(self, name: str) -> tuple[bool, bool, bool]:
         """Whether description, colour or a part of the file's name is `name`, in any case."""
-        wanted = name.strip().casefold()
+        folded = name.strip().casefold()
         parts = tuple(part.casefold() for part in self.parts)
         return (
-            self.description.casefold() == wanted != "",
-            self.colour.casefold() == wanted != "",
-            wanted in parts,
+            self.description.casefold() == folded != "",
+            self.colour.casefold() == folded != "",
+            folded in parts,
         )
 
 
-def band_numbers(asked: BandNames, bands: Sequence[Band], path: str) -> tuple[int, ...]:
+def band_numbers(names: BandNames, bands: Sequence[Band], path: str) -> tuple[int, ...]:
     """Numbers, from 1, of the bands that are asked for; numbers are handed on unchecked.
 
     A description comes before a colour, and that before a part of a file's name: who described the
@@ -96,20 +96,20 @@ def band_numbers(asked: BandNames, bands: Sequence[Band], path: str) -> tuple[in
     Raises:
         TilenetError: A name is that of no band, or of several.
     """
-    return tuple(_number(name, bands, path) if isinstance(name, str) else name for name in asked)
+    return tuple(_number(name, bands, path) if isinstance(name, str) else name for name in names)
 
 
 def _number(name: str, bands: Sequence[Band], path: str) -> int:
     called = [band.is_called(name) for band in bands]
     for kind in range(3):
-        found = [number for number, kinds in enumerate(called, start=1) if kinds[kind]]
-        if len(found) > 1:
+        numbers = [number for number, kinds in enumerate(called, start=1) if kinds[kind]]
+        if len(numbers) > 1:
             raise TilenetError(
-                f"a band's name must be that of one band (bands: {name}, {path}: bands {found} are "
-                "called so); give its number"
+                f"a band's name must be that of one band (bands: {name}, {path}: bands {numbers} "
+                "are called so); give its number"
             )
-        if found:
-            return found[0]
+        if numbers:
+            return numbers[0]
     names = [n for band in bands for n in (band.description, band.colour, *band.parts) if n]
     if not names:
         raise TilenetError(
@@ -117,9 +117,9 @@ def _number(name: str, bands: Sequence[Band], path: str) -> int:
             f"{len(bands)} without names); give numbers"
         )
     near = difflib.get_close_matches(name.casefold(), [n.casefold() for n in names], 1, cutoff=0)
-    shown = ", ".join(f"{n} {band.name or '(no name)'}" for n, band in enumerate(bands, start=1))
+    listing = ", ".join(f"{n} {band.name or '(no name)'}" for n, band in enumerate(bands, start=1))
     raise TilenetError(
-        f"a band must be one that the file has (bands: {name}, {path} has {shown}; nearest: "
+        f"a band must be one that the file has (bands: {name}, {path} has {listing}; nearest: "
         f"{near[0]}); use one of these names or numbers"
     )
 
@@ -148,13 +148,13 @@ class FileStack:
         nodata: The value without data in files on another grid than the first; None: what they say.
 
     Attributes:
-        height, width: In pixels of the files.
-        crs, transform: Of the first file; no CRS where no transform says what lies in it.
-        ground: What the first file says of its place.
+        height, width: Size in pixels of the files.
+        crs, transform: Those of the first file; no CRS without a transform.
+        ground: Georeferencing of the first file.
         dtypes: One per band.
-        bands: What each band is called.
-        alpha: Numbers of the bands that are masks of others.
-        files: All files that are read, with masks and whatever else lies next to them.
+        bands: Names of each band.
+        alpha: Numbers of the bands that are masks of other bands.
+        files: All files that are read, with masks and others that lie next to them.
 
     Raises:
         TilenetError: A file is missing or broken, or cannot be resampled to the first one's grid.
@@ -204,9 +204,7 @@ class FileStack:
 
     def cut(self, window: Window) -> None:
         """From now on be as files would be that hold a window of these, and nothing else."""
-        t = self.transform
-        x, y = (t.a * window.col + t.b * window.row), (t.d * window.col + t.e * window.row)
-        self.transform = type(t)(t.a, t.b, x + t.c, t.d, t.e, y + t.f)
+        self.transform = self.transform @ Affine.translation(window.col, window.row)
         self._first = self._first[0] + window.row, self._first[1] + window.col
         self.height, self.width = window.height, window.width
 
@@ -250,7 +248,7 @@ class FileStack:
         return self._handles.files[0]
 
     def view(self, key: object, make: Callable[[list[Any]], Viewed]) -> Viewed:
-        """What `make` makes of the open files, once by its key; closed before they are."""
+        """The result of `make` for the open files, kept by its key; closed before they are."""
         return self._handles.view(key, make)
 
     def read(
@@ -259,8 +257,8 @@ class FileStack:
         """Values (C, H, W) of a window, in a dtype that holds those of all the bands.
 
         Args:
-            bands: Their numbers.
-            window: Within the files.
+            bands: Numbers of the bands.
+            window: Window within the files.
             size: Rows and columns that are taken of the window, evenly spread; None: all.
 
         Raises:
@@ -302,7 +300,7 @@ class FileStack:
 
         Args:
             bands: Numbers of the bands that `values` (C, H, W) are of.
-            values: Of the window. Where they tell, the file is not asked: it would decode every
+            values: Values of the window. Where they tell, no mask is read: that would decode every
                 block again that does not fit GDAL's cache, as with whole rows of a wide image.
             window: The window.
             size: As in `read`.
@@ -343,7 +341,7 @@ class FileStack:
     def covered(
         self, window: Window, size: tuple[int, int] | None = None
     ) -> NDArray[np.bool_] | None:
-        """Where all files that are resampled have data, (H, W); None: there are none.
+        """Where all files that are resampled have data, (H, W); None: no file is resampled.
 
         Args:
             window: The window.
@@ -353,12 +351,12 @@ class FileStack:
             TilenetError: A file cannot be read there.
         """
         window = self._in_files(window)
-        found = [view.read(window, size)[1] for view in self.resampled]
-        return np.logical_and.reduce(found) if found else None
+        masks = [view.read(window, size)[1] for view in self.resampled]
+        return np.logical_and.reduce(masks) if masks else None
 
     def _off_grid(self) -> Iterator[int]:
-        first, *others = self._handles.files
-        for number, other in enumerate(others, start=1):
+        first, *rest = self._handles.files
+        for number, other in enumerate(rest, start=1):
             if not (
                 other.shape == first.shape
                 and other.crs == first.crs
@@ -378,18 +376,18 @@ def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
     Where a part is no file, it is joined to the parts after it as long as that gives none either.
 
     Args:
-        folder: Where names lie that are not absolute.
+        folder: Folder of names that are not absolute.
     """
     if "+" not in path:  # thousands of images are not looked for
         return (path,)
-    parts, found = path.split("+"), []
+    parts, paths = path.split("+"), []
     while parts:
         most = min(len(parts), MOST_PLUS_SIGNS + 1)
         tries = ("+".join(parts[:count]) for count in range(1, most + 1))
         name = next((n for n in tries if os.path.isfile(os.path.join(folder, n))), parts[0])
-        found.append(name)
+        paths.append(name)
         del parts[: name.count("+") + 1]
-    return tuple(found)
+    return tuple(paths)
 
 
 def _open_all(path: str) -> list[Any]:
@@ -473,7 +471,7 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 def fingerprint(paths: Iterable[str]) -> Fingerprint | None:
-    """Of files as they are now; None: some are none (a file within an archive, on the web)."""
+    """Fingerprint of files as they are now; None: one is in an archive or on the web."""
     try:
         return tuple(
             (os.path.abspath(path), stat.st_size, stat.st_mtime_ns)
@@ -495,5 +493,5 @@ def files_beside(path: str) -> tuple[str, ...]:
         return tuple(sorted(str(part) for part in whole.rglob("*") if part.is_file()))
     folder = glob.escape(str(whole.parent))
     stem, name = glob.escape(whole.stem), glob.escape(whole.name)
-    found = {*glob.glob(f"{folder}/{stem}.*"), *glob.glob(f"{folder}/{name}-wal")}
-    return tuple(sorted({path, *(part for part in found if Path(part) != whole)}))
+    files = {*glob.glob(f"{folder}/{stem}.*"), *glob.glob(f"{folder}/{name}-wal")}
+    return tuple(sorted({path, *(part for part in files if Path(part) != whole)}))

@@ -54,7 +54,7 @@ def with_met_corners(shapes: NDArray[Any]) -> NDArray[Any]:
         begin, end = (corner[on, axis] * line + corner[on, 1 - axis] for corner in (low, high))
         after = np.searchsorted(keys, begin, side="right")
         passed[on] = np.searchsorted(keys, end) - after
-        offsets[on] = after + sum(len(others) for others in sorted_corners)
+        offsets[on] = after + sum(len(corners_of_axis) for corners_of_axis in sorted_corners)
         places = np.empty((len(keys), 2))
         places[:, axis], places[:, 1 - axis] = np.divmod(keys, line)
         sorted_corners.append(places)

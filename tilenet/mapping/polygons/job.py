@@ -39,14 +39,14 @@ __all__ = ["PolygonsJob", "make_polygons"]
 
 @dataclass(frozen=True)
 class PolygonsJob:
-    """Polygons that are wanted of a map.
+    """Which polygons of a map are written, and where.
 
     Attributes:
         map: The class map.
         out: File to write.
         classes: Names or numbers; None: all.
-        min_area: Smaller ones are left out, in units of the CRS squared; what is around them keeps
-            its holes.
+        min_area: Least area of a polygon, in units of the CRS squared; a smaller one is left
+            out, and stays a hole in what is around it.
         simplify: Corners that make a triangle of less than this squared with those next to them
             may go, in units of the CRS; 0: all stay.
         overwrite: Whether a file of that name is replaced.
@@ -87,31 +87,33 @@ def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
         band = band_of(mapped.size, comm.rank, comm.size)
         with together(comm) as turns:
             mine = band_pieces(mapped, band, numbers, turns.part_done)
-        kept = touching(mine.shapes, band, mapped.size) | _large(mine, mapped, job.min_area)
-        found, count = gathered(mine.of(kept), comm), 0
+        candidates = touching(mine.shapes, band, mapped.size) | _large(mine, mapped, job.min_area)
+        polygons, count = gathered(mine.of(candidates), comm), 0
         del mine
         with together(comm):  # ranks that wait leave the cores to rank 0
             if comm.rank == 0:
-                found = _joined(found, mapped, comm.size)
-                found = found.of(_large(found, mapped, job.min_area))
-                count = len(found.shapes)
+                polygons = _joined(polygons, mapped, comm.size)
+                polygons = polygons.of(_large(polygons, mapped, job.min_area))
+                count = len(polygons.shapes)
                 columns = {
-                    "class": np.array([_name(one, names) for one in found.classes], object),
-                    "number": found.classes,
-                    "area": _areas(found, mapped),
+                    "class": np.array(
+                        [_name(number, names) for number in polygons.classes], object
+                    ),
+                    "number": polygons.classes,
+                    "area": _areas(polygons, mapped),
                 }
-                shapes = _placed(found.shapes, mapped, job.simplify)
-                del found  # of 100 000² pixels polygons fill memory too
+                shapes = _placed(polygons.shapes, mapped, job.simplify)
+                del polygons  # of 100 000² pixels polygons fill memory too
                 write_polygons(job.out, shapes, columns, mapped.crs and mapped.crs.to_wkt())
     return count
 
 
 def _checked(job: PolygonsJob, mapped: Raster, names: tuple[str, ...]) -> NDArray[np.int32] | None:
-    """Numbers of the classes that are wanted; None: all.
+    """Numbers of the classes that the job names; None: all.
 
     Raises:
-        TilenetError: The map is none of classes, has none of that name, does not say where its
-            pixels lie, or has no square metres.
+        TilenetError: The map is not one of classes, lacks a class of that name, does not say where
+            its pixels lie, or has no square metres.
     """
     check_class_map(mapped)
     if mapped.ground.lacks:
@@ -132,40 +134,40 @@ def _checked(job: PolygonsJob, mapped: Raster, names: tuple[str, ...]) -> NDArra
     if job.classes is None:
         return None
     numbers = {name: number for number, name in reversed(list(enumerate(names)))}
-    found = []
-    for one in job.classes:
-        if one in numbers:
-            found.append(numbers[one])
-        elif one.isdecimal() and int(one) < (len(names) or 1 << 31):
-            found.append(int(one))
+    chosen = []
+    for text in job.classes:
+        if text in numbers:
+            chosen.append(numbers[text])
+        elif text.isdecimal() and int(text) < (len(names) or 1 << 31):
+            chosen.append(int(text))
         else:
             raise TilenetError(
-                f"--classes are names or numbers of the map's classes (--classes: {one}, "
+                f"--classes are names or numbers of the map's classes (--classes: {text}, "
                 f"{job.map}: {', '.join(names) or 'numbers alone'}); name one of those"
             )
-    return np.array(found, np.int32)
+    return np.array(chosen, np.int32)
 
 
 def _name(number: int, names: tuple[str, ...]) -> str:
     return (names[number] if 0 <= number < len(names) else "") or str(number)
 
 
-def _areas(found: ClassPolygons, mapped: Raster) -> NDArray[np.float64]:
-    return np.asarray(shapely.area(found.shapes) * abs(mapped.transform.determinant))
+def _areas(polygons: ClassPolygons, mapped: Raster) -> NDArray[np.float64]:
+    return np.asarray(shapely.area(polygons.shapes) * abs(mapped.transform.determinant))
 
 
-def _large(found: ClassPolygons, mapped: Raster, least: float) -> NDArray[np.bool_]:
-    return np.asarray(_areas(found, mapped) >= least)
+def _large(polygons: ClassPolygons, mapped: Raster, least: float) -> NDArray[np.bool_]:
+    return np.asarray(_areas(polygons, mapped) >= least)
 
 
-def _joined(found: ClassPolygons, mapped: Raster, ranks: int) -> ClassPolygons:
+def _joined(polygons: ClassPolygons, mapped: Raster, ranks: int) -> ClassPolygons:
     """All polygons, joined over the edges of bands, in one order however they were cut."""
     edges = [band_of(mapped.size, rank, ranks).row for rank in range(1, ranks)]
-    _, top, _, bottom = shapely.bounds(found.shapes).T
+    _, top, _, bottom = shapely.bounds(polygons.shapes).T
     cut = np.isin(top, edges) | np.isin(bottom, edges)
-    found = ClassPolygons.all([found.of(~cut), joined(found.of(cut))])
-    begin = shapely.get_point(shapely.get_exterior_ring(found.shapes), 0)
-    return found.of(np.lexsort((shapely.get_x(begin), shapely.get_y(begin))))
+    polygons = ClassPolygons.all([polygons.of(~cut), joined(polygons.of(cut))])
+    begin = shapely.get_point(shapely.get_exterior_ring(polygons.shapes), 0)
+    return polygons.of(np.lexsort((shapely.get_x(begin), shapely.get_y(begin))))
 
 
 def _placed(shapes: NDArray[Any], mapped: Raster, simplify: float) -> NDArray[Any]:

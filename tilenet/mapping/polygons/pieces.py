@@ -42,19 +42,19 @@ class ClassPolygons:
     classes: NDArray[np.int32]
 
     def of(self, which: NDArray[Any]) -> "ClassPolygons":
-        """Some of them."""
+        """The polygons at the given places."""
         return ClassPolygons(self.shapes[which], self.classes[which])
 
     @staticmethod
     def all(parts: Sequence["ClassPolygons"]) -> "ClassPolygons":
-        """Those of all parts."""
+        """The polygons of all parts."""
         shapes = [np.empty(0, object), *(part.shapes for part in parts)]
         classes = [np.empty(0, np.int32), *(part.classes for part in parts)]
         return ClassPolygons(np.concatenate(shapes), np.concatenate(classes))
 
 
 def band_of(size: tuple[int, int], rank: int, ranks: int) -> Window:
-    """The rows of a map that a rank takes; none where it has fewer rows than ranks."""
+    """The rows of a map that a rank takes; 0 rows where it has fewer rows than ranks."""
     first, end = rank * size[0] // ranks, (rank + 1) * size[0] // ranks
     return Window(first, 0, end - first, size[1])
 
@@ -69,8 +69,8 @@ def band_pieces(
 
     Args:
         mapped: The class map.
-        band: Its rows.
-        classes: That are wanted; None: all.
+        band: The rows.
+        classes: Classes to make polygons of; None: all.
         part_done: Is called after each block, and may end the work.
 
     Raises:
@@ -83,22 +83,22 @@ def band_pieces(
             block = Window(row, col, height, min(BLOCK_PX, band.width - col))
             pixels = mapped.read(block)
             values, valid = pixels.values[0].astype(np.int32), pixels.valid
-            wanted = valid if classes is None else valid & np.isin(values, classes)
-            found = _block_pieces(values, wanted, block)
-            open_ended = touching(found.shapes, block, mapped.size)
-            whole.append(found.of(~open_ended))
-            cut.append(found.of(open_ended))
+            mask = valid if classes is None else valid & np.isin(values, classes)
+            pieces = _block_pieces(values, mask, block)
+            open_ended = touching(pieces.shapes, block, mapped.size)
+            whole.append(pieces.of(~open_ended))
+            cut.append(pieces.of(open_ended))
             part_done()
     return ClassPolygons.all([*whole, joined(ClassPolygons.all(cut))])
 
 
 def _block_pieces(
-    values: NDArray[np.int32], wanted: NDArray[np.bool_], block: Window
+    values: NDArray[np.int32], mask: NDArray[np.bool_], block: Window
 ) -> ClassPolygons:
     # As flat numbers at once: GDAL's tuples take twelve times their bytes.
     points, lengths, owners, classes = array("d"), array("q"), array("q"), array("i")
     place = Affine.translation(block.col, block.row)
-    for shape, value in polygonised(values, wanted, connectivity=4, transform=place):
+    for shape, value in polygonised(values, mask, connectivity=4, transform=place):
         for ring in shape["coordinates"]:
             points.extend(chain.from_iterable(ring))
             lengths.append(len(ring))
@@ -110,7 +110,7 @@ def _block_pieces(
 
 
 def touching(shapes: NDArray[Any], window: Window, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Whether polygons within a window touch an edge of it that is none of the map's."""
+    """Whether polygons within a window touch an edge of it that is not the map's."""
     left, top, right, bottom = shapely.bounds(shapes).T
     below, beyond = window.row + window.height, window.col + window.width
     rows = ((top == window.row) & (window.row > 0)) | ((bottom == below) & (below < size[0]))
@@ -133,7 +133,7 @@ def joined(cut: ClassPolygons) -> ClassPolygons:
 
 
 def gathered(mine: ClassPolygons, comm: "MPI.Comm") -> ClassPolygons:
-    """Polygons of all ranks on rank 0, none on the others. Collective."""
+    """Polygons of all ranks on rank 0; on the others no polygons. Collective."""
     if comm.rank:
         ends = np.cumsum(shapely.get_num_coordinates(mine.shapes)) // MESSAGE_POINTS
         for part in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(ends)) + 1):

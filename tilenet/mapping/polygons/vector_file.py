@@ -41,7 +41,7 @@ def write_polygons(
     Args:
         shapes: (N,), polygons.
         columns: Names and values (N,) of their attributes.
-        crs: As WKT; None: none is known.
+        crs: The CRS as WKT; None: not known.
 
     Raises:
         TilenetError: It cannot be written.

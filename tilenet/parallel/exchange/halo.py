@@ -43,8 +43,9 @@ class Line:
     """Moves tensors between the ranks of an image, for the layers of one partition.
 
     Args:
-        comm: Of this partition alone: its layers compute in a thread of their own. None: nothing
-            is sent and zeros arrive, for planning on fake tensors and as a benchmark's upper bound.
+        comm: Of this partition alone, whose layers compute in a thread of their own, unless each
+            layer has its own tags. None: nothing is sent and zeros arrive, for planning on fake
+            tensors and as a benchmark's upper bound.
         device_mpi: Hand device memory to MPI as it is, instead of staging it through pinned memory.
 
     Attributes:

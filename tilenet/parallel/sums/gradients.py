@@ -136,7 +136,7 @@ class GradientSum:
     def _own(self, shares: Shares) -> Iterator[tuple[Tensor, nn.Parameter]]:
         """Gradients and weights of what this rank updates."""
         for parameter, view in zip(self._parameters, self._views, strict=True):
-            for part, own in shares.held.get(parameter, []):
+            for part, own in shares.own_of.get(parameter, []):
                 yield view.view(-1)[part.start : part.stop], own
 
     def _hook(self, index: int) -> Callable[[Tensor], None]:

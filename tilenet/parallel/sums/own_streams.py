@@ -6,12 +6,8 @@ has queued there meanwhile, and nothing would overlap.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["OwnStreams"]
 

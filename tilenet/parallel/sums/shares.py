@@ -99,22 +99,22 @@ class Shares:
 
     def parts(self, rank: int) -> list[Part]:
         """What a rank updates, in the order of its `own`."""
-        found, first = [], 0
+        parts, first = [], 0
         for _, group in groupby(self.parameters, key=lambda parameter: parameter.device):
-            held = list(group)
-            piece = values_of_piece(self.piece_bytes, held[0].element_size(), self.comm.size)
-            sizes = [parameter.numel() for parameter in held]
-            found += [
+            of_device = list(group)
+            piece = values_of_piece(self.piece_bytes, of_device[0].element_size(), self.comm.size)
+            sizes = [parameter.numel() for parameter in of_device]
+            parts += [
                 Part(first + part.parameter, part.start, part.stop)
                 for part in owned_parts(sizes, piece, self.comm.size, rank)
             ]
-            first += len(held)
-        return found
+            first += len(of_device)
+        return parts
 
     @cached_property
-    def held(self) -> dict[Tensor, list[tuple[Part, nn.Parameter]]]:
+    def own_of(self) -> dict[Tensor, list[tuple[Part, nn.Parameter]]]:
         """What this rank updates of each parameter."""
-        found: dict[Tensor, list[tuple[Part, nn.Parameter]]] = {}
+        own_of: dict[Tensor, list[tuple[Part, nn.Parameter]]] = {}
         for part, own in zip(self.parts(self.comm.rank), self.own, strict=False):
-            found.setdefault(self.parameters[part.parameter], []).append((part, own))
-        return found
+            own_of.setdefault(self.parameters[part.parameter], []).append((part, own))
+        return own_of

@@ -16,10 +16,10 @@ def device_bytes(
     Where every micro-batch is computed again, a device has activations of two partitions at a time:
     recomputation of one starts while those of another are still there.
     """
-    found: dict[Hashable, int] = {}
+    by_device: dict[Hashable, int] = {}
     for device in devices:
         here = [part for part, other in zip(parts, devices, strict=True) if other == device]
         activations = sorted(part.activations for part in here)
         live = activations[-2:] if checkpointing == "always" else activations
-        found[device] = sum(part.fixed for part in here) + sum(live)
-    return found
+        by_device[device] = sum(part.fixed for part in here) + sum(live)
+    return by_device

@@ -65,12 +65,12 @@ class LayerBytes:
         keeps_output: Whether backward needs the output.
         forward: Most bytes above what lived before, the output among them.
         backward: Most bytes above what lived before, the output's gradient among the latter, where
-            [0] neither input nor that gradient is held by somebody else, [1] the input is,
+            [0] neither input nor that gradient is held from outside, [1] the input is,
             [2] the gradient is, [3] both are.
         gradient: Storage of the input's gradient.
-        skip_gradients: Of a join: the storage that each kept map's gradient holds until the stash,
+        skip_gradients: For a join, the storage that each kept map's gradient holds until the stash,
             and its number, by which storages are told apart.
-        shares_gradient: Of a join: whether one of these is that of the input's gradient too.
+        shares_gradient: For a join, whether one of these is that of the input's gradient too.
         first: The same as the first layer of a partition, where that differs: an activation is
             never in place there, and an image wants a gradient in all micro-batches but the first.
     """
@@ -101,7 +101,7 @@ class Case:
         layer: Without names of kept maps.
         shape: Shape of the input, (B, C, H, W).
         dtype: Dtype of its input.
-        kept: Shape and dtype of each kept map that it takes.
+        kept_maps: Shape and dtype of each kept map that it takes.
         precision: Precision of the run.
         halo: Cells above and on the left of its input that come from neighbours.
         wants_gradient: Whether its input does; images do not.
@@ -113,7 +113,7 @@ class Case:
     layer: Layer
     shape: tuple[int, ...]
     dtype: torch.dtype
-    kept: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    kept_maps: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     precision: str
     halo: tuple[int, int]
     wants_gradient: bool
@@ -211,8 +211,9 @@ def _run(case: Case, module: nn.Module) -> tuple[LayerBytes, torch.dtype, bool]:
 
     live = LiveBytes(on_change=note)
     root = torch.empty(case.shape, dtype=case.dtype, requires_grad=True)
-    others = [
-        torch.empty(shape, dtype=dtype, requires_grad=shape[1] > 0) for shape, dtype in case.kept
+    skip_roots = [
+        torch.empty(shape, dtype=dtype, requires_grad=shape[1] > 0)
+        for shape, dtype in case.kept_maps
     ]
     autocast = AUTOCAST.get(case.precision)
     with live:
@@ -220,9 +221,9 @@ def _run(case: Case, module: nn.Module) -> tuple[LayerBytes, torch.dtype, bool]:
         if case.viewed:
             x = x.view(case.shape)
         with use_own_skips():
-            for name, other in zip(case.layer.names, others, strict=True):
-                skip = _Source.apply(other, notes, name)  # type: ignore[no-untyped-call]
-                stash_layer(Stash(other.shape[1], other.shape[1], name))(skip)
+            for name, skip_root in zip(case.layer.names, skip_roots, strict=True):
+                skip = _Source.apply(skip_root, notes, name)  # type: ignore[no-untyped-call]
+                stash_layer(Stash(skip_root.shape[1], skip_root.shape[1], name))(skip)
                 del skip
             before = live.current
             live.reset_peaks()
@@ -249,12 +250,11 @@ def _run(case: Case, module: nn.Module) -> tuple[LayerBytes, torch.dtype, bool]:
         sum(p.numel() * p.element_size() for p in module.parameters()),
         sum(b.numel() * b.element_size() for b in module.buffers()),
     )
-    kept = in_place, saved, keeps_input, keeps_output
     peaks = _backward_peaks(trace, x_bytes, y_bytes)
     ends = _gradients(notes, case.layer.names)
     sizes = x_bytes, y_bytes, elements
     cost = LayerBytes(
-        case.layer, *own, *sizes, *kept, forward, peaks,
+        case.layer, *own, *sizes, in_place, saved, keeps_input, keeps_output, forward, peaks,
         gradient=ends[0], skip_gradients=ends[1], shares_gradient=ends[2],
     )  # fmt: skip
     return cost, dtype, is_view
@@ -265,10 +265,10 @@ def _gradients(
 ) -> tuple[int, tuple[tuple[int, int], ...], bool]:
     """Bytes of the gradients of input and kept maps; whether some share the input's storage."""
     gradient, own = notes.get("gx", (0, None))
-    found = [notes.get(name, (0, None)) for name in names]
-    storages = [storage for _, storage in found]
-    kept = tuple((size, storages.index(storage)) for size, storage in found)
-    return gradient, kept, own is not None and own in storages
+    gradients = [notes.get(name, (0, None)) for name in names]
+    storages = [storage for _, storage in gradients]
+    of_skips = tuple((size, storages.index(storage)) for size, storage in gradients)
+    return gradient, of_skips, own is not None and own in storages
 
 
 def _backward_peaks(
@@ -307,10 +307,10 @@ def layer_bytes(
     shapes = map_shapes(layers, height, width)
     dtype = parameter_dtype(precision)
     stashed: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    found = []
+    costs = []
     viewed = False
     for index, (layer, before) in enumerate(zip(layers, shapes, strict=False)):
-        kept = tuple(stashed.pop(name) for name in layer.names)
+        kept_maps = tuple(stashed.pop(name) for name in layer.names)
         shape = (batch, before.channels, before.rows, before.cols)
         if isinstance(layer, Stash):
             channels = 0 if layer.sizes else before.channels
@@ -319,7 +319,7 @@ def layer_bytes(
         if halo_mode == "exchange":
             halo = _halo(layer, batch * before.rows * before.cols)
         case = Case(
-            _nameless(layer), shape, dtype, kept, precision, halo, wants_gradient=index > 0,
+            _nameless(layer), shape, dtype, kept_maps, precision, halo, wants_gradient=index > 0,
             in_place=in_place(layers, index),
         )  # fmt: skip
         if case.in_place:
@@ -332,8 +332,8 @@ def layer_bytes(
                 # torchgpipe ties each micro-batch to the one before, and with that the image wants
                 # a gradient after all.
                 cost = replace(cost, first=measure(replace(case, wants_gradient=True))[0])
-        found.append(replace(cost, layer=layer))
-    return tuple(found)
+        costs.append(replace(cost, layer=layer))
+    return tuple(costs)
 
 
 def _nameless(layer: Layer) -> Layer:

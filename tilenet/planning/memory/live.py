@@ -53,21 +53,21 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = _tensors((args, kwargs))
+        inputs = _tensors((args, kwargs))
         # Makes a tensor out of Python numbers: a new storage with fake tensors, a view of one that
         # no operation made with real ones. Counted as new in both.
         lifts = func in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
-        before = {} if lifts else {id(s): s for s in (x.untyped_storage() for x in given)}
-        made = func(*args, **(kwargs or {}))
+        before = {} if lifts else {id(s): s for s in (x.untyped_storage() for x in inputs)}
+        outputs = func(*args, **(kwargs or {}))
         changed = False
-        for tensor in _tensors(made):
+        for tensor in _tensors(outputs):
             storage = tensor.untyped_storage()
             if id(storage) not in before and storage not in self._counted:
                 self._add(storage)
                 changed = True
         if changed and self._on_change is not None:
             self._on_change()
-        return made
+        return outputs
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         if storage in self._counted:

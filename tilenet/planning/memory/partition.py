@@ -57,7 +57,7 @@ class Skip:
 def find_skips(costs: Sequence[LayerBytes]) -> list[Skip]:
     """The skips of a network, in the order of their pops."""
     stashes: dict[str, int] = {}
-    found = []
+    skips = []
     for index, cost in enumerate(costs):
         if isinstance(cost.layer, Stash):
             stashes[cost.layer.name] = index
@@ -70,15 +70,15 @@ def find_skips(costs: Sequence[LayerBytes]) -> list[Skip]:
                 if number == storage
             ]
             layer = costs[stash].layer
-            kept = 0 if isinstance(layer, Stash) and layer.sizes else costs[stash].input
-            found.append(Skip(stash, index, kept, size if stash == min(sharing) else 0))
-    return found
+            map_bytes = 0 if isinstance(layer, Stash) and layer.sizes else costs[stash].input
+            skips.append(Skip(stash, index, map_bytes, size if stash == min(sharing) else 0))
+    return skips
 
 
 def blocks_from(
     costs: Sequence[LayerBytes],
     start: int,
-    many: int,
+    micro_batches: int,
     checkpointing: Checkpointing,
     stored: bool = False,
 ) -> dict[str, NDArray[np.int64]]:
@@ -91,24 +91,22 @@ def blocks_from(
     again = checkpointing != "never"
     stored = stored and again
     # A tuple is what a planner asks about again and again, with other numbers of micro-batches.
-    alone = _alone_kept if isinstance(costs, tuple) else _alone
-    block = alone(_Same(costs), start, start > 0 or many > 1, again)
+    alone = _cached_alone if isinstance(costs, tuple) else _alone
+    block = alone(_Same(costs), start, start > 0 or micro_batches > 1, again)
     before, peak, stops = block.before, block.peak, block.stops
-    kept = many if again or start == 0 else None
-    inputs = np.full(len(stops), costs[start].input)
+    num_inputs = np.where((block.input_from < stops) | again | (start == 0), micro_batches, 1)
     if stored and start > 0:  # images wait where they are
-        kept = min(many, 2)
-    inputs = inputs * (np.where(block.input_from < stops, many, 1) if kept is None else kept)
-    earlier = before[1:] * (0 if again else many - 1)
+        num_inputs = np.minimum(num_inputs, 2)
+    earlier = before[1:] * (0 if again else micro_batches - 1)
     is_last = stops == len(costs)
     # While the loss is taken only what was not checkpointed is there.
     idle = 0 if checkpointing == "always" else int(before[-1])
     return {
-        "inputs": inputs,
-        "skips": block.others * (many - 1 if again and not stored else 0),
+        "inputs": num_inputs * costs[start].input,
+        "skips": block.incoming * (micro_batches - 1 if again and not stored else 0),
         "activations": peak + earlier,
         "outputs": is_last * _softmax_bytes(costs[-1]),
-        "loss": is_last * _loss_bytes(costs[-1], many, int(peak[-1]) - idle),
+        "loss": is_last * _loss_bytes(costs[-1], micro_batches, int(peak[-1]) - idle),
     }
 
 
@@ -130,17 +128,17 @@ class _Alone:
     """The blocks that begin with one layer, whatever the micro-batches; arrays over their ends.
 
     Attributes:
-        stops: Where each block ends.
-        before: What the layers before each have saved, and all of them.
+        stops: Number of the layer behind each block.
+        before: Bytes that the layers before each have saved, and all of them.
         peak: Most bytes of the micro-batch under way.
-        others: Maps popped in the block that come from other partitions.
+        incoming: Maps popped in the block that come from other partitions.
         input_from: First layer that keeps the block's input.
     """
 
     stops: NDArray[np.int64]
     before: NDArray[np.int64]
     peak: NDArray[np.int64]
-    others: NDArray[np.int64]
+    incoming: NDArray[np.int64]
     input_from: int
 
 
@@ -161,7 +159,7 @@ def _alone(same: _Same, start: int, copied: bool, again: bool) -> _Alone:
     # the stash is elsewhere: the portal holds them.
     pinned = np.zeros((count, count), np.int64)
     popping = np.zeros((count, count), np.int64)
-    others = np.zeros(count, np.int64)
+    incoming = np.zeros(count, np.int64)
     arrived = np.zeros(count, np.int64)
     for skip in find_skips(costs):
         waits = (layers >= skip.stash) & (layers < skip.pop)
@@ -172,7 +170,7 @@ def _alone(same: _Same, start: int, copied: bool, again: bool) -> _Alone:
         if skip.stash < start <= skip.pop:
             # This micro-batch's own goes as soon as it is concatenated.
             popping += skip.map_bytes * np.outer(layers <= skip.pop, stops > skip.pop)
-            others += skip.map_bytes * (stops > skip.pop)
+            incoming += skip.map_bytes * (stops > skip.pop)
         if skip.stash >= start:
             outer = (stops > skip.stash) & (stops <= skip.pop)
             pinned += skip.map_bytes * np.outer(layers >= skip.stash, outer)
@@ -193,13 +191,13 @@ def _alone(same: _Same, start: int, copied: bool, again: bool) -> _Alone:
         forward = forward + walk.outputs + arrived
     backward = np.where(inside, backward, 0).max(axis=0)
     peak = np.maximum(forward, np.maximum(backward, last))
-    return _Alone(stops, before, peak, others, walk.input_from)
+    return _Alone(stops, before, peak, incoming, walk.input_from)
 
 
-_alone_kept = lru_cache(maxsize=8192)(_alone)
+_cached_alone = lru_cache(maxsize=8192)(_alone)
 
 
-def _loss_bytes(head: LayerBytes, many: int, transients: int) -> int:
+def _loss_bytes(head: LayerBytes, micro_batches: int, transients: int) -> int:
     """What the loss adds: labels, and gradients of all logits or, where more, its own transients.
 
     The logits of each micro-batch go as its loss is taken, and its softmax stays instead; backward
@@ -207,8 +205,8 @@ def _loss_bytes(head: LayerBytes, many: int, transients: int) -> int:
     """
     softmax = _softmax_bytes(head)
     labels = head.elements // head.layer.out_channels * 8
-    waiting = (many - 1) * head.output
-    return many * labels + max(waiting, (many + 2) * softmax - transients)
+    waiting = (micro_batches - 1) * head.output
+    return micro_batches * labels + max(waiting, (micro_batches + 2) * softmax - transients)
 
 
 def _softmax_bytes(head: LayerBytes) -> int:
@@ -221,7 +219,7 @@ class Walk:
     """A walk over the layers from the first of a block on; arrays over the layers.
 
     Attributes:
-        saved: What each layer leaves for backward; a map counts at the first layer that keeps it.
+        saved: Bytes that each layer leaves for backward, a map at the first layer that keeps it.
         forward: Most bytes in forward, above what the layers before have saved.
         waiting: Stashed maps, besides, that no layer has saved and that wait for their pop.
         backward: Most bytes in backward, above what layers up to this one have saved, without
@@ -229,12 +227,12 @@ class Walk:
         last: The same, as the block's last layer.
         last_held: The same, with the gradient held by the caller.
         outputs: The layer's output.
-        output_until: Up to which layer's backward the output lives that is saved anyway.
-        input_from: First layer that keeps the block's input (n: none does).
-        roots: Which map each layer's input lies in, and the last one's output: the number of the
-            layer that it is the input of first.
+        output_until: Last layer in whose backward the output lives, since it is saved anyway.
+        input_from: First layer that keeps the block's input (n: no layer does).
+        roots: Map that each layer's input lies in, and the last one's output: the number of the
+            layer whose input it is first.
         sizes: Sizes of these maps; the block's input counts elsewhere, and is 0 here.
-        keepers: First layer that keeps each; those that none keeps are left out.
+        keepers: First layer that keeps each; maps that no layer keeps are left out.
     """
 
     saved: NDArray[np.int64]
@@ -269,19 +267,19 @@ class Walk:
         waiting = []
         for index, cost in enumerate(block, start):
             root = roots[index - start]
-            kept = keeper.get(root, count)
-            forward.append(cost.forward + (sizes[root] if kept >= index else 0))
-            others = {*stashed.values()} - {root}
-            waiting.append(sum(sizes[one] for one in others if keeper.get(one, count) >= index))
+            keeper_of_input = keeper.get(root, count)
+            forward.append(cost.forward + (sizes[root] if keeper_of_input >= index else 0))
+            waiting_roots = {*stashed.values()} - {root}
+            waiting.append(sum(sizes[r] for r in waiting_roots if keeper.get(r, count) >= index))
             if isinstance(cost.layer, Stash) and not cost.layer.sizes:
                 stashed[cost.layer.name] = root
-            stashed = {name: one for name, one in stashed.items() if name not in cost.layer.names}
-            held = kept < index or root == start
+            stashed = {name: r for name, r in stashed.items() if name not in cost.layer.names}
+            held = keeper_of_input < index or root == start
             grows = cost.input if isinstance(cost.layer, Stash) else 0
             behind = block[index - start + 1] if index + 1 < count else None
             shared = behind is not None and behind.shares_gradient
-            given = cost.output if behind is None else behind.gradient
-            inner = cost.backward[2 + held] if shared else cost.backward[held] + given
+            gradient = cost.output if behind is None else behind.gradient
+            inner = cost.backward[2 + held] if shared else cost.backward[held] + gradient
             backward.append(inner + grows)
             last.append(cost.backward[held] + cost.output + grows)
             last_held.append(cost.backward[2 + held] + cost.output + grows)
@@ -356,10 +354,10 @@ class PartitionBytes:
     Attributes:
         parameters: Trained values and running statistics.
         gradients: The flat buffer.
-        optimizer: Its states.
-        inputs: What comes over the boundary, of all micro-batches that keep it.
+        optimizer: States of the optimizer.
+        inputs: Maps that come over the boundary, of all micro-batches that keep them.
         skips: Maps popped here that come from other partitions, of the micro-batches that wait.
-        activations: What lives for backward, and the highest transient on top of it.
+        activations: Tensors that live for backward, and the highest transient on top of them.
         skip_gradients: Gradients that wait here for the backward of a stash.
         outputs: Logits of one micro-batch; only on the last partition.
         loss: Labels, and the logits' gradients of the others; only on the last partition.
@@ -401,26 +399,25 @@ def partition_bytes(
     Micro-batches are alike. `except_last` has the peak of `always`.
 
     Args:
-        costs: From `layer_bytes`.
+        costs: Costs of the layers, from `layer_bytes`.
         optimizer: `adamw`, `sgd-momentum` or `sgd`.
         stored: Skips between partitions and inputs of checkpoints wait on the host.
         sharers: Ranks that share out the optimizer's states.
     """
     ends = np.cumsum(balance)
     place = np.repeat(np.arange(len(balance)), balance)
-    many = micro_batches
     skips = find_skips(costs)
-    found = []
+    parts = []
     for j, (size, stop) in enumerate(zip(balance, ends, strict=True)):
         start = int(stop) - size
-        block = blocks_from(costs, start, many, checkpointing, stored)
+        block = blocks_from(costs, start, micro_batches, checkpointing, stored)
         waiting = sum(
-            _others_waiting(many, int(place[skip.pop] - j)) * skip.map_bytes
+            _waiting_gradients(micro_batches, int(place[skip.pop] - j)) * skip.map_bytes
             for skip in skips
             if start <= skip.stash < stop <= skip.pop
         )
         at = int(stop) - start - 1
-        found.append(
+        parts.append(
             PartitionBytes(
                 *_fixed(costs[start:stop], optimizer, sharers),
                 inputs=int(block["inputs"][at]),
@@ -431,7 +428,7 @@ def partition_bytes(
                 loss=int(block["loss"][at]),
             )
         )
-    return tuple(found)
+    return tuple(parts)
 
 
 def block_bytes(
@@ -454,7 +451,7 @@ def block_bytes(
     """
     count = len(costs)
     skips = find_skips(costs)
-    found = np.zeros((count + 1, count + 1))
+    num_bytes = np.zeros((count + 1, count + 1))
     stops = np.arange(1, count + 1)
     parameters = np.array([cost.parameters for cost in costs])
     buffers = np.array([cost.buffers for cost in costs])
@@ -463,22 +460,22 @@ def block_bytes(
         work = sum(block.values())
         for skip in skips:
             if skip.stash >= start:
-                far = _others_waiting(micro_batches, (num_partitions or count) - 1)
+                far = _waiting_gradients(micro_batches, (num_partitions or count) - 1)
                 outside = (stops[start:] > skip.stash) & (stops[start:] <= skip.pop)
                 work = work + outside * far * skip.map_bytes
         weights = np.cumsum(parameters[start:])
         fixed = 2 * weights + np.cumsum(buffers[start:])
         states = OPTIMIZER_STATES[optimizer] * -(-weights // sharers)
-        found[start, start + 1 :] = fixed + states + work
-    return found
+        num_bytes[start, start + 1 :] = fixed + states + work
+    return num_bytes
 
 
-def _others_waiting(many: int, distance: int) -> int:
+def _waiting_gradients(micro_batches: int, distance: int) -> int:
     """Micro-batches, besides the one under way, whose skip gradient waits for the stash.
 
     The partition that pops is `distance` partitions ahead in backward.
     """
-    return min(many, distance + 1) - 1
+    return min(micro_batches, distance + 1) - 1
 
 
 def _fixed(costs: Sequence[LayerBytes], optimizer: str, sharers: int) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ def swept_bytes(
 
     Args:
         height: Rows of the part.
-        width: Its columns.
+        width: Columns of the part.
         strip_rows: Rows of a strip.
     """
     held = _Held(layers, height, width)
@@ -83,7 +83,7 @@ class _Held:
     def give(self, number: int, rows: LayerRows) -> None:
         """A layer gives its rows; a stash those that it was given."""
         (first, stop), layer = rows.out, self.layers[number]
-        inside = [one for one in self.maps[number] if one.first <= first < one.first + one.rows]
+        inside = [p for p in self.maps[number] if p.first <= first < p.first + p.rows]
         if isinstance(layer, Stash) and inside and stop <= inside[0].first + inside[0].rows:
             self.maps[number + 1].append(Piece(first, stop - first, inside[0].storage))
         elif not self.whole[number + 1]:
@@ -94,8 +94,8 @@ class _Held:
         total = 0
         for map_ in self.reads[number]:
             first, stop = max(rows.need[0], 0), min(rows.need[1], self.shapes[map_].rows)
-            found = [p for p in self.maps[map_] if p.first < stop and first < p.first + p.rows]
-            if len(found) > 1:
+            pieces = [p for p in self.maps[map_] if p.first < stop and first < p.first + p.rows]
+            if len(pieces) > 1:
                 total += (stop - first) * self.shapes[map_].cols * self.shapes[map_].channels
         return total
 
@@ -111,6 +111,6 @@ class _Held:
 
     @property
     def cells(self) -> int:
-        """Of all memory that is held."""
+        """Cells of all memory that is held."""
         pieces = (piece for map_ in (*self.maps, self.given) for piece in map_)
-        return sum(self.sizes[one] for one in {piece.storage for piece in pieces})
+        return sum(self.sizes[storage] for storage in {piece.storage for piece in pieces})

@@ -3,7 +3,7 @@ for backward and the gradients that come back through them.
 
 Each strip's backward is walked through as autograd goes: a layer's gradients come, what the layer
 has kept goes, and the rows of a map that several layers look at add up what comes back of them.
-What a layer keeps and takes for itself is measured once, on fake tensors (`layer.py`).
+What a layer keeps and takes for itself is measured once (`layer.py`).
 """
 
 from collections import Counter
@@ -53,10 +53,10 @@ class _Node:
     """A layer's part of a strip's graph.
 
     Attributes:
-        number: The layer's; None: rows that are kept are copied.
-        out: What it gives.
+        number: Number of the layer; None: rows that are kept are copied.
+        out: Rows of its output.
         saved: Storages that live until its backward.
-        share: Of the cells that were measured.
+        share: Its cells over those that were measured.
     """
 
     number: int | None
@@ -70,11 +70,11 @@ class SweptBackward:
     """Storages that live in a sweep forward and backward, in bytes.
 
     Args:
-        layers: Of the sweep.
+        layers: Layers of the sweep.
         height: Rows of the part.
-        width: Its columns.
-        item_bytes: Of a value.
-        costs: Of each layer.
+        width: Columns of the part.
+        item_bytes: Bytes of a value.
+        costs: Costs of each layer.
         there: Whole maps that it takes, which count elsewhere.
         keeps: Whole maps that it keeps, which count elsewhere too.
     """
@@ -126,7 +126,7 @@ class SweptBackward:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the layers that it computes."""
+        """Bytes of the weights of the layers that it computes."""
         return sum(
             cost.parameters
             for number, cost in enumerate(self.costs, start=1)
@@ -134,7 +134,7 @@ class SweptBackward:
         )
 
     def map_bytes(self, number: int) -> int:
-        """Of a whole map."""
+        """Bytes of a whole map."""
         return self._size(number, self.shapes[number].rows)
 
     def _size(self, number: int, rows: int) -> int:
@@ -153,13 +153,13 @@ class SweptBackward:
         self.uses[storage] += 1
 
     def _drop(self, *storages: int) -> None:
-        for one in storages:
-            self.uses[one] -= 1
-            if not self.uses[one]:
-                self.now -= self.sizes[one]
+        for storage in storages:
+            self.uses[storage] -= 1
+            if not self.uses[storage]:
+                self.now -= self.sizes[storage]
 
     def _touch(self, more: int) -> None:
-        """For a moment there is more than now."""
+        """Count bytes that live for a moment, beyond those of now."""
         self.most = max(self.most, self.now + more)
 
     def _clear(self, *maps: list[_Rows]) -> None:
@@ -203,20 +203,20 @@ class SweptBackward:
         if inputs and (cost.in_place or (isinstance(layer, Join) and layer.how == "take")):
             self._hold(storage := inputs[0])
         else:
-            made = size
+            out_bytes = size
             if isinstance(layer, Upsample) and not by_corners(layer):
                 # Cells that are looked at are enlarged, and the rows cut out of that.
                 low, high = max(rows.need[0], 0), min(rows.need[1], self.shapes[number].rows)
-                made = self._size(number + 1, (high - low) * layer.factor)
-            self._touch(_forward_bytes(layer, cost, made))
-            storage = self._make(made)
+                out_bytes = self._size(number + 1, (high - low) * layer.factor)
+            self._touch(_forward_bytes(layer, cost, out_bytes))
+            storage = self._make(out_bytes)
         out = _Rows(rows.out[0], rows.out[1] - rows.out[0], storage, number + 1)
         self.maps[number + 1].append(out)
         if self.tape is not None:
             node = _Node(number, out, reads, share=size / cost.output)
             node.saved = [*inputs * cost.keeps_input, *[storage] * cost.keeps_output]
-            for one in node.saved:
-                self._hold(one)
+            for saved in node.saved:
+                self._hold(saved)
             if not isinstance(layer, Join):  # whose inputs are all that it keeps
                 node.saved.append(self._make(int(cost.saved * node.share)))
             self._note(node)
@@ -225,12 +225,12 @@ class SweptBackward:
     def _read(self, number: int, map_: int, rows: LayerRows) -> _Read:
         layer, shape = self.layers[number], self.shapes[map_]
         low, high = max(rows.need[0], 0), min(rows.need[1], shape.rows)
-        found = [
+        pieces = [
             (piece, low <= piece.first and piece.first + piece.rows <= high)
             for piece in self.maps[map_]
             if piece.first < high and low < piece.first + piece.rows
         ]
-        read = _Read(found, self._size(map_, high - low))
+        read = _Read(pieces, self._size(map_, high - low))
         if isinstance(layer, Conv | Pool):
             cols = _copied_cols(layer, shape, self.shapes[number + 1].cols, rows.need)
             read.border = self._size(map_, rows.need[1] - rows.need[0]) * cols // shape.cols
@@ -264,24 +264,24 @@ class SweptBackward:
         logits, size = self.maps[-1].pop() if self.maps[-1] else None, 0
         if logits is not None:
             size = self._size(logits.map_, logits.rows)
-            kept = self._make(size * keeps_logits)
+            loss = self._make(size * keeps_logits)
             self._drop(logits.storage)
-        for piece, one in zip(chain(*self.maps[1:]), later, strict=True):
-            if one is not None:
-                self._hold(one)
-                self._add(piece, one)
+        for piece, gradient in zip(chain(*self.maps[1:]), later, strict=True):
+            if gradient is not None:
+                self._hold(gradient)
+                self._add(piece, gradient)
         self._clear(*self.maps)
         if logits is not None:
             between = self._make(size)
             self._add(logits, self._make(size))
-            self._drop(between, kept)
+            self._drop(between, loss)
         for node in self.tape:
             if node.out.map_ in self.keeps:  # what comes for the whole map
                 self._add(node.out, self._make(0))
         for node in reversed(self.tape):
             self._go_back(node)
         self.tape = None
-        self._drop(*(one for one in later if one is not None))
+        self._drop(*(gradient for gradient in later if gradient is not None))
         self._drop(*(piece.storage for piece in chain(*state)))
         return [piece.gradient for piece in leaves]
 
@@ -300,15 +300,15 @@ class SweptBackward:
             self._touch(self._backward_bytes(node, gradient))
             coming = [self._coming(node, read, gradient) for read in node.reads]
             self._drop(gradient, *node.saved)
-            for read, one in zip(node.reads, coming, strict=True):
-                self._hand_on(read, one)
+            for read, arriving in zip(node.reads, coming, strict=True):
+                self._hand_on(read, arriving)
         for piece, _ in chain(*(read.pieces for read in node.reads)):
             piece.readers -= 1
             size = self._size(piece.map_, piece.rows)
-            one = piece.gradient
-            if piece.is_leaf and not piece.readers and one is not None and self.sizes[one] > size:
+            held = piece.gradient
+            if piece.is_leaf and not piece.readers and held is not None and self.sizes[held] > size:
                 piece.gradient = self._make(size)  # alone
-                self._drop(one)
+                self._drop(held)
 
     def _backward_bytes(self, node: _Node, gradient: int) -> int:
         """What a layer's backward takes, its inputs' gradients among it."""
@@ -321,8 +321,8 @@ class SweptBackward:
                 return ((3 * layer.stride + 1) * layer.stride - 1) * size
             return 3 * size
         first = node.saved[0] if node.saved else 0
-        others_hold = cost.keeps_input and self.uses[first] > node.saved.count(first)
-        taken = cost.backward[others_hold + 2 * (self.uses[gradient] > 1)]
+        is_held = cost.keeps_input and self.uses[first] > node.saved.count(first)
+        taken = cost.backward[is_held + 2 * (self.uses[gradient] > 1)]
         return int((taken - cost.parameters) * node.share) + cost.parameters
 
     def _coming(self, node: _Node, read: _Read, gradient: int) -> int | None:
@@ -374,9 +374,9 @@ def _copied_cols(layer: Conv | Pool, shape: MapShape, out: int, need: Rows) -> i
             return 0
     low, high = layer.needs(0, out - 1)
     left, right = max(-low, 0), max(high + 1 - shape.cols, 0)
-    seen = min(high + 1, shape.cols) - max(low, 0)
-    padded = (seen + 2 * layer.padding - layer.reach - 1) // layer.stride + 1
+    present = min(high + 1, shape.cols) - max(low, 0)
+    padded = (present + 2 * layer.padding - layer.reach - 1) // layer.stride + 1
     if left == layer.padding >= right and padded == out:
         left = right = 0
-    inside = need[0] >= 0 and need[1] <= shape.rows and seen == shape.cols
-    return 0 if inside and not (left or right) else left + seen + right
+    inside = need[0] >= 0 and need[1] <= shape.rows and present == shape.cols
+    return 0 if inside and not (left or right) else left + present + right

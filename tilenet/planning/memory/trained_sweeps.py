@@ -41,11 +41,11 @@ def maps_to_keep(
     """The maps with which fewest layers are computed in two sweeps, as `Sweeps.kept`.
 
     Args:
-        most_cells: Of the maps that one sweep takes and keeps.
+        most_cells: Most cells of the maps that one sweep takes and keeps.
     """
     passes = averaged_sweeps(layers)
-    kept = kept_maps(layers, passes, (height, width), 1, most_cells)
-    return dict(zip(passes, kept, strict=True))
+    sets = kept_maps(layers, passes, (height, width), 1, most_cells)
+    return dict(zip(passes, sets, strict=True))
 
 
 def plan_sweeps(
@@ -55,8 +55,8 @@ def plan_sweeps(
 
     Args:
         height: Rows of the part, a multiple of the alignment.
-        width: Its columns.
-        device_bytes: What a step may take.
+        width: Columns of the part.
+        device_bytes: Most bytes of a step.
     """
     unit = context_of(layers).alignment_px
     sizes, rows = list[int](), -(-FEWEST_ROWS // unit) * unit
@@ -77,8 +77,9 @@ def plan_sweeps(
         num_bytes, rows = min((taken(rows, item_bytes), rows) for rows in heights)
         heights = {rows}
         if num_bytes <= room:
-            kept = maps_to_keep(layers, height, width, most_cells)
-            return Sweeps(strip_edges(height, rows), kept)
+            return Sweeps(
+                strip_edges(height, rows), maps_to_keep(layers, height, width, most_cells)
+            )
     return Sweeps(strip_edges(height, best))
 
 
@@ -89,26 +90,24 @@ def _limits(layers: tuple[Layer, ...], height: int, width: int, room: int) -> li
         room: Cells of maps that may be kept; their gradients come besides.
     """
     shapes = map_shapes(layers, height, width)
-    cells = [one.channels * one.rows * one.cols for one in shapes]
-    pixels = [one.rows * one.cols for one in shapes]
+    cells = [shape.channels * shape.rows * shape.cols for shape in shapes]
+    pixels = [shape.rows * shape.cols for shape in shapes]
     # Each of a layer's weights is multiplied once per cell of its map.
-    work = [
-        0,
-        *(max(one.num_parameters, 1) * at for one, at in zip(layers, pixels[1:], strict=True)),
-    ]
-    found, limit = dict[tuple[Collection[int], ...], tuple[int, int]](), ALL_CELLS
+    weights = [max(layer.num_parameters, 1) for layer in layers]
+    work = [0, *(number * at for number, at in zip(weights, pixels[1:], strict=True))]
+    limits, limit = dict[tuple[Collection[int], ...], tuple[int, int]](), ALL_CELLS
     while limit >= FEWEST_CELLS:
-        kept = maps_to_keep(layers, height, width, limit)
-        sets = tuple(kept.values())
-        whole = sum(cells[one] for one in frozenset().union(*sets))
-        if any(sets) and sets not in found and whole <= room:
+        by_sweep = maps_to_keep(layers, height, width, limit)
+        sets = tuple(by_sweep.values())
+        whole = sum(cells[number] for number in frozenset().union(*sets))
+        if any(sets) and sets not in limits and whole <= room:
             computed, there = 0, frozenset[int]()
-            for stop in (*kept, len(layers)):
-                computed += sum(work[one] for one in maps_before(layers, [stop], there)[0])
-                there = frozenset(kept.get(stop, ()))
-            found[sets] = computed, limit
+            for stop in (*by_sweep, len(layers)):
+                computed += sum(work[number] for number in maps_before(layers, [stop], there)[0])
+                there = frozenset(by_sweep.get(stop, ()))
+            limits[sets] = computed, limit
         limit = min(limit // 2, sum(cells))
-    return [limit for _, limit in sorted(found.values())[:TRIES]]
+    return [limit for _, limit in sorted(limits.values())[:TRIES]]
 
 
 @lru_cache(maxsize=256)
@@ -129,24 +128,24 @@ def trained_bytes(
 
     Args:
         height: Rows of the part.
-        width: Its columns.
+        width: Columns of the part.
         strip_rows: Rows of a strip.
         most_cells: As for `maps_to_keep`; 0: sweeps hand no maps on.
     """
     costs = _costs(layers, width, item_bytes)
-    kept = maps_to_keep(layers, height, width, most_cells) if most_cells else {}
+    by_sweep = maps_to_keep(layers, height, width, most_cells) if most_cells else {}
     edges, size = strip_edges(height, strip_rows), (height, width)
-    found, there = list[_Sweep](), frozenset[int]()
+    sweeps, there = list[_Sweep](), frozenset[int]()
     for stop in (*averaged_sweeps(layers), len(layers)):
-        after = kept.get(stop, ())
+        after = by_sweep.get(stop, ())
         swept = SweptBackward(layers[:stop], *size, item_bytes, costs[:stop], there, after)
         peak = swept.peak(edges, keeps_logits=stop == len(layers))
-        found.append(_Sweep(swept, peak))
+        sweeps.append(_Sweep(swept, peak))
         there = frozenset(after)
-    if not any(kept.values()):
-        weights = found[-1].swept.weight_bytes
-        return max(found[-1].peak, *(weights + one.peak for one in found[:-1]), 0)
-    return max(_live(found, number) for number in range(len(found)))
+    if not any(by_sweep.values()):
+        weights = sweeps[-1].swept.weight_bytes
+        return max(sweeps[-1].peak, *(weights + other.peak for other in sweeps[:-1]), 0)
+    return max(_live(sweeps, number) for number in range(len(sweeps)))
 
 
 def _costs(layers: tuple[Layer, ...], width: int, item_bytes: int) -> tuple[LayerBytes, ...]:
@@ -167,14 +166,14 @@ def _live(sweeps: list[_Sweep], number: int) -> int:
     """Most bytes while the backward of one of the sweeps runs, where they hand maps on."""
     own = sweeps[number]
     before, after = sweeps[:number], sweeps[number + 1 :]
-    saved = frozenset[int]().union(*(one.swept.taken for one in (*before, own)))
-    later = frozenset[int]().union(*(one.swept.taken for one in after))
-    come = frozenset[int]().union(*(one.swept.keeps for one in (*before, own)))
+    saved = frozenset[int]().union(*(sweep.swept.taken for sweep in (*before, own)))
+    later = frozenset[int]().union(*(sweep.swept.taken for sweep in after))
+    come = frozenset[int]().union(*(sweep.swept.keeps for sweep in (*before, own)))
     maps = [*saved, *own.swept.taken, *(later & come)]  # and gradients
     size = sweeps[-1].swept.map_bytes
     return (
         own.peak
-        + sum(one.swept.state_bytes for one in before)
-        + sum(one.swept.weight_bytes for one in after)
-        + sum(size(one) for one in maps)
+        + sum(sweep.swept.state_bytes for sweep in before)
+        + sum(sweep.swept.weight_bytes for sweep in after)
+        + sum(size(map_) for map_ in maps)
     )

@@ -57,7 +57,7 @@ def saving_layers(
     over the boundary is not included: `partition_bytes(…).inputs` counts it, and it stays.
 
     Args:
-        costs: Of the whole network, from `layer_bytes`.
+        costs: Costs of the whole network, from `layer_bytes`.
         times: Seconds of each layer of the whole network.
         min_bytes: Smaller storages are not swapped.
     """
@@ -67,18 +67,18 @@ def saving_layers(
     pinned, popping, pops = _skips(costs, start, stop)
     backward = walk.saved[:count] + walk.backward[:count] + pinned
     backward[-1] += walk.last[count - 1] - walk.backward[count - 1]
-    found = []
+    layers = []
     for number, (cost, (root, out_root)) in enumerate(
         zip(block, pairwise(walk.roots[: count + 1]), strict=True)
     ):
         size, keeper = walk.sizes[root], walk.keepers.get(root, stop) - start
-        saves = [walk.sizes[one] for one, by in walk.keepers.items() if by - start == number]
-        found.append(
+        saves = [walk.sizes[map_] for map_, by in walk.keepers.items() if by - start == number]
+        layers.append(
             SavingLayer(
                 times[start + number].forward_s,
                 times[start + number].backward_s,
                 saved_bytes=int(walk.saved[number]),
-                swapped_bytes=sum(one for one in [cost.saved, *saves] if one >= min_bytes),
+                swapped_bytes=sum(part for part in [cost.saved, *saves] if part >= min_bytes),
                 forward_bytes=int(walk.forward[number] + popping[number]),
                 backward_bytes=int(backward[number]),
                 input_bytes=size if size >= min_bytes or keeper >= count else 0,
@@ -87,7 +87,7 @@ def saving_layers(
                 held=tuple(n for n, pop in pops.items() if n < number - 1 and number <= pop),
             )
         )
-    return tuple(found)
+    return tuple(layers)
 
 
 def _skips(

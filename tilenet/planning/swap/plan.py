@@ -38,7 +38,7 @@ class Demand:
         balance: Layers of each partition.
         micro_batches: How many are under way.
         checkpointing: Which of them are computed again.
-        optimizer: What it keeps of each parameter, see `partition_bytes`.
+        optimizer: Name of the optimizer, as for `partition_bytes`.
         devices: One per partition; several may lie on one.
         sharers: Ranks that share out the optimizer's states.
     """
@@ -96,7 +96,7 @@ class PartitionSwaps:
     """What one partition swaps.
 
     Attributes:
-        layers: So many swap, from the first on; the others keep.
+        layers: Number of layers that swap, from the first on; the others keep.
         device_bytes: Predicted peak.
         in_flight_bytes: Bytes of copies out that may be under way: what its limit leaves.
         swapped_bytes: Bytes that leave the device in a mini-batch.
@@ -164,14 +164,14 @@ def plan_swaps(
     everything: bool = False,
     ahead: int = 0,
 ) -> SwapPlan | None:
-    """The fastest that fits; None: nothing does.
+    """The fastest plan that fits; None: nothing fits.
 
     Args:
         limit: Bytes of each device.
         speeds: Asked only where something swaps: to measure them takes a while.
         everything: All that is large enough goes, whether it must or not, and whether it fits:
             where it does not, computing waits for each copy.
-        ahead: The largest map is left room for so many times, where layers swap.
+        ahead: Largest maps that room is left for, where layers swap.
     """
     plain, without = demand.parts(), demand.peak
     plan = partial(SwapPlan, len(demand.costs), without, demand.largest_bytes)
@@ -200,8 +200,8 @@ def _swapping(
     speeds: Speeds,
     everything: bool,
 ) -> list[PartitionSwaps] | None:
-    """Partitions that keep their shares of the limits; None: one cannot."""
-    step, found = (speeds.bandwidth, demand.micro_batches), []
+    """Partitions that keep their shares of the limits; None: one of them cannot."""
+    step, partitions = (speeds.bandwidth, demand.micro_batches), []
     for block, size, share in zip(demand.blocks, plain, shares, strict=True):
         layers = saving_layers(demand.costs, speeds.times, *block, speeds.min_bytes)
         room = share - size.fixed
@@ -213,7 +213,7 @@ def _swapping(
         if chosen is None:
             return None
         computing = sum(layer.forward_s + layer.backward_s for layer in layers)
-        found.append(
+        partitions.append(
             PartitionSwaps(
                 chosen.layers,
                 size.fixed + chosen.peak_bytes,
@@ -222,7 +222,7 @@ def _swapping(
                 backward_s=max(0.0, chosen.seconds / demand.micro_batches - computing),
             )
         )
-    return found
+    return partitions
 
 
 def _shares(
@@ -249,7 +249,7 @@ def _storing(
     demand: Demand, sizes: Sequence[PartitionBytes], limit: float, speeds: Speeds
 ) -> list[PartitionSwaps]:
     """Partitions, with what their stores move."""
-    skips, peaks, found = find_skips(demand.costs), demand.peaks(sizes), []
+    skips, peaks, partitions = find_skips(demand.costs), demand.peaks(sizes), []
     for (start, stop), size, device in zip(demand.blocks, sizes, demand.devices, strict=True):
         arrives = demand.costs[start].input if start else 0
         leaving = sum(s.map_bytes for s in skips if start <= s.stash < stop <= s.pop)
@@ -259,7 +259,7 @@ def _storing(
         # Each way has a lane of its own, and waits for the other only where it is the slower one.
         late_s = max(arrives + leaving, coming) / speeds.bandwidth - forward_s
         late_back_s = (arrives + coming) / speeds.bandwidth - backward_s
-        found.append(
+        partitions.append(
             PartitionSwaps(
                 0,
                 size.total,
@@ -269,4 +269,4 @@ def _storing(
                 max(0.0, late_back_s),
             )
         )
-    return found
+    return partitions

@@ -22,7 +22,7 @@ class Threshold:
     """How many layers swap, and what that costs.
 
     Attributes:
-        layers: So many swap, from the first on; the others keep.
+        layers: Number of layers that swap, from the first on; the others keep.
         seconds: Forward and backward of all micro-batches, with stalls.
         peak_bytes: Without the fixed bytes: parameters, gradients, optimizer, what comes in.
         swapped_bytes: Bytes that go out in a step, of all micro-batches.
@@ -39,10 +39,10 @@ class Threshold:
 def choose(
     layers: Sequence[SavingLayer], limit_bytes: float, bandwidth: float, micro_batches: int = 1
 ) -> Threshold | None:
-    """The threshold that is predicted to be fastest within a limit; None: none fits.
+    """The threshold that is predicted to be fastest within a limit; None: nothing fits.
 
     Args:
-        limit_bytes: For the layers; the fixed bytes are taken off already.
+        limit_bytes: Limit for the layers, without the fixed bytes.
         bandwidth: Bytes per second to the host, and as many back.
     """
     computing = sum(layer.forward_s + layer.backward_s for layer in layers)
@@ -54,8 +54,8 @@ def choose(
         if best is not None and best.seconds <= least_s:
             break
         if _Step.of(layers, k).least_peak(micro_batches) <= limit_bytes:
-            found = simulate(layers, k, bandwidth, micro_batches, limit_bytes)
-            best = found if best is None or found.seconds < best.seconds else best
+            threshold = simulate(layers, k, bandwidth, micro_batches, limit_bytes)
+            best = threshold if best is None or threshold.seconds < best.seconds else best
     return best
 
 
@@ -64,11 +64,11 @@ class _Step:
     """Bytes of each layer for one micro-batch, in the order of forward.
 
     Attributes:
-        left: What all layers leave until backward.
+        left: Bytes that all layers leave until backward.
         forward: Peak of each layer's forward.
         backward: Peak of each layer's backward.
-        out: Copied out.
-        back: Copied back for its backward.
+        out: Bytes copied out.
+        back: Bytes copied back for its backward.
     """
 
     left: int
@@ -129,12 +129,12 @@ def simulate(
     on bytes and not on times, so that more room never makes a step slower.
 
     Args:
-        limit_bytes: Where the step needs more, that is the limit.
+        limit_bytes: Limit of the peak; where the step needs more, what it needs.
     """
-    step, many = _Step.of(layers, k), range(micro_batches)
+    step, rounds = _Step.of(layers, k), range(micro_batches)
     least = float(step.least_peak(micro_batches))
     limit = max(limit_bytes, least)
-    backward = [n * step.left + size for n in reversed(many) for size in reversed(step.backward)]
+    backward = [n * step.left + size for n in reversed(rounds) for size in reversed(step.backward)]
     back = step.back[::-1] * micro_batches
     starts, ahead = _fetches(backward, back, limit)
     now = free_s = 0.0  # of computing, and of the link
@@ -150,7 +150,7 @@ def simulate(
             now, under_way = max(now, end), under_way - size
         most = max(most, num_bytes + under_way)
 
-    for n in many:
+    for n in rounds:
         for layer, num_bytes, size in zip(layers, step.forward, step.out, strict=True):
             make_room(n * step.left + num_bytes)
             now += layer.forward_s

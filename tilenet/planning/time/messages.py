@@ -28,7 +28,7 @@ class Link:
     """What messages of a rank cost.
 
     Attributes:
-        message_s: Its own work for a message: copying, posting, waiting.
+        message_s: Seconds of the rank's work for a message: copying, posting, waiting.
         latency_s: A message's way, whatever it holds.
         bandwidth: Bandwidth of the rank, bytes/s in one direction.
     """
@@ -97,14 +97,14 @@ def norm_times(
             continue
         ranks = step_ranks if layer.norm == "batch" else image_ranks
         groups = layer.groups if layer.norm == "group" else layer.out_channels
-        one_s = link.sum_s(ranks, STATISTIC_BYTES * 2 * groups)
-        times.append(LayerTime(FORWARD_SUMS * one_s, BACKWARD_SUMS * one_s))
+        sum_s = link.sum_s(ranks, STATISTIC_BYTES * 2 * groups)
+        times.append(LayerTime(FORWARD_SUMS * sum_s, BACKWARD_SUMS * sum_s))
     return tuple(times)
 
 
 def together(*parts: tuple[LayerTime, ...]) -> tuple[LayerTime, ...]:
     """Layer by layer the sum of seconds of several kinds."""
     return tuple(
-        LayerTime(sum(one.forward_s for one in of_layer), sum(one.backward_s for one in of_layer))
-        for of_layer in zip(*parts, strict=True)
+        LayerTime(sum(t.forward_s for t in times), sum(t.backward_s for t in times))
+        for times in zip(*parts, strict=True)
     )

@@ -19,7 +19,7 @@ LARGEST_PX = 2**20  # per side; far beyond any tile, and small enough that produ
 
 @dataclass(frozen=True)
 class ProfiledLayer:
-    """What was measured of one layer.
+    """Measured seconds of one layer.
 
     Attributes:
         layer: The layer itself, so that a profile of another network is noticed.
@@ -48,12 +48,12 @@ class Profile:
     """Measured seconds of a network's layers.
 
     Attributes:
-        device: What it was measured on, in the device's own words.
+        device: Name of the device that was measured, in its own words.
         precision: float32, float64, bfloat16 or float16.
         height: Rows of the measured tile, pixels.
         width: Columns of the measured tile, pixels.
-        layers: In the order in which they run.
-        memory: What was measured of memory, by names that `tilenet profile` gives.
+        layers: Layers in the order in which they run.
+        memory: Measured memory, by names that `tilenet profile` gives.
     """
 
     device: str
@@ -99,8 +99,8 @@ def read_profile(path: Path) -> Profile:
         ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TilenetError,
     ) as error:  # fmt: skip
         raise _wrong(path, f"{type(error).__name__}: {error}") from error
-    seconds = [one for layer in profile.layers for one in (layer.forward_s, layer.backward_s)]
-    if not all(0 <= one <= LONGEST_S for one in seconds) or not any(seconds):
+    seconds = [value for layer in profile.layers for value in (layer.forward_s, layer.backward_s)]
+    if not all(0 <= value <= LONGEST_S for value in seconds) or not any(seconds):
         raise _wrong(path, f"seconds of layers, 0 to {LONGEST_S:.0f}, some above 0")
     if not all(1 <= side <= LARGEST_PX for side in (profile.height, profile.width)):
         raise _wrong(path, "height and width in pixels")
@@ -127,10 +127,10 @@ def layer_times_of_profile(
     )
 
 
-def _difference(measured: tuple[Layer, ...], wanted: tuple[Layer, ...]) -> str:
-    if len(measured) != len(wanted):
-        return f"layers in the profile: {len(measured)}, in the network: {len(wanted)}"
-    pairs = enumerate(zip(measured, wanted, strict=True))
+def _difference(measured: tuple[Layer, ...], planned: tuple[Layer, ...]) -> str:
+    if len(measured) != len(planned):
+        return f"layers in the profile: {len(measured)}, in the network: {len(planned)}"
+    pairs = enumerate(zip(measured, planned, strict=True))
     number, (old, new) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
     if old.kind != new.kind:
         return f"layer {number} in the profile: {old.kind}, in the network: {new.kind}"

@@ -72,7 +72,7 @@ def roofline(
         )
     # As if the tiles of a batch lay below one another: only cells count.
     maps = map_shapes(layers, height, width)
-    shapes = [replace(one, rows=tiles * one.rows) for one in maps]
+    shapes = [replace(shape, rows=tiles * shape.rows) for shape in maps]
     times = []
     trained = False
     for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):

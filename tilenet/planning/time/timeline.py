@@ -24,8 +24,8 @@ class Event:
     """What a partition's device is busy with.
 
     Attributes:
-        partition: Its number, from 0.
-        micro_batch: Its number, from 0.
+        partition: Number of the partition, from 0.
+        micro_batch: Number of the micro-batch, from 0.
         kind: Forward, recomputation or backward.
         start_s: Since the step began, seconds.
         stop_s: Since the step began, seconds.

@@ -63,7 +63,7 @@ class NetworkKeys:
     bias: bool | None = None
     """whether convolutions add a constant. Default: where no norm follows."""
     module: str | None = None
-    """instead of all these: [somebody's network](networks.md), as in
+    """instead of all these: a [user module](networks.md), as in
     `segmentation_models_pytorch:Unet`: a function or a class of a package, or of a file in the
     working directory, that makes a `torch.nn.Module`"""
     options: dict[str, Any] | None = None
@@ -104,7 +104,7 @@ class NetworkKeys:
         for name, value in vars(self).items():
             if value is not None and (name in OF_MODULES) != (self.module is not None):
                 raise TilenetError(
-                    f"a network is somebody's module, with {', '.join(OF_MODULES[1:])}, or a U-Net "
+                    f"a network is a user module, with {', '.join(OF_MODULES[1:])}, or a U-Net "
                     f"of tilenet's own (network.module: {self.module}, network.{name}: {value}); "
                     "leave one of them out, and give what the module is called with as "
                     "network.options"
@@ -209,7 +209,7 @@ class OptimizerKeys:
         return AdamW(parameters, **both)
 
     def check(self) -> None:
-        """Refuse Nesterov's momentum where there is none.
+        """Refuse Nesterov's momentum without momentum.
 
         Raises:
             TilenetError: With the values.

@@ -1,0 +1,84 @@
+"""Tensors that forward computes of no map: numbers that are the same for all cells, or coordinates.
+
+They are computed as they are recorded, in float64, until they meet a map (`laid.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilenet.adoption.calls import Call, Refusal
+from tilenet.adoption.proof.as_defined import wide_numbers
+
+__all__ = ["Mapless", "compute_mapless", "refusal"]
+
+# Narrower types hold the cells of small maps only.
+WIDE = (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
+
+
+@dataclass(frozen=True, eq=False)
+class Mapless:
+    """A tensor that is computed of numbers alone, at the size at which the graph is recorded.
+
+    Attributes:
+        tensor: The numbers.
+        call, function, args, named: The call that computed it, and its arguments.
+        number: Its place among several results of the call.
+    """
+
+    tensor: Tensor
+    call: Call
+    function: Any
+    args: Any
+    named: dict[str, Any]
+    number: int | None = None
+
+    def of(self, old: "Mapless", new: Tensor) -> Tensor:
+        """The result with `new` in place of the tensor `old`, and 0.5 in place of all others."""
+
+        def replaced(argument: Any) -> Any:
+            if isinstance(argument, list):
+                return [replaced(part) for part in argument]
+            if not isinstance(argument, Mapless):
+                return _wide(argument)
+            if argument is old:
+                return new
+            return torch.full_like(argument.tensor, 0.5, dtype=torch.float64)
+
+        result = self.function(
+            *replaced(self.args), **{n: replaced(argument) for n, argument in self.named.items()}
+        )
+        return result if self.number is None else result[self.number]  # type: ignore[no-any-return]
+
+
+def compute_mapless(call: Call, function: Any, args: Any, named: dict[str, Any]) -> Any:
+    """The result of an operator on numbers and such tensors, or the refusal of the call."""
+    refused = refusal(call)
+    if torch.Tag.nondeterministic_seeded in function.tags or "empty" in call.operator:
+        return refused
+    try:
+        with wide_numbers():
+            result = function(*_wide(args), **{name: _wide(x) for name, x in named.items()})
+    except Exception:  # the operator does not take such numbers
+        return refused
+    several = list(result) if isinstance(result, list | tuple) else [result]
+    if any(tensor.dtype not in WIDE for tensor in several):
+        return call.refused("numbers are made in forward in a type of few bits")
+    if isinstance(result, list | tuple):
+        return [Mapless(tensor, call, function, args, named, n) for n, tensor in enumerate(result)]
+    return Mapless(result, call, function, args, named)
+
+
+def refusal(call: Call) -> Refusal:
+    return call.refused("a tensor is made in forward of no map")
+
+
+def _wide(argument: Any) -> Any:
+    """Arguments in float64, which stands for the map's own precision."""
+    if isinstance(argument, list):
+        return [_wide(part) for part in argument]
+    if isinstance(argument, Mapless):
+        return argument.tensor
+    return torch.float64 if argument is torch.float32 else argument

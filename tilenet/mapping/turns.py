@@ -1,0 +1,153 @@
+"""Test-time augmentation: the mean over turned images, each mapped as a whole and turned back.
+
+Networks with poolings look from where their grid begins. So a turned image has its own, which
+begins at its own first pixel, as in training (`geometry.symmetries`), and its own statistics.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from tilenet.data.rasters.raster import Pixels
+from tilenet.geometry.symmetries import Symmetry, symmetries
+from tilenet.geometry.tiles import Tile, Tiling, turned_tiling
+from tilenet.geometry.windows import Window, overlap
+from tilenet.mapping.mapper import Computed, Input, Mapper
+from tilenet.parallel.exchange.passes import KeptSums, Values
+from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.planning.maps import MapPlan
+
+__all__ = ["MeanOfTurns", "SumsOfTurn", "Turn", "Turned", "turn_map", "turns_of"]
+
+Turned = Literal["flips", "all"]
+
+
+class TurnedMapper(Mapper):
+    """Computes what tiles of an image own, in the turned image."""
+
+    def __init__(self, like: Mapper, symmetry: Symmetry) -> None:
+        tiling = turned_tiling(like.tiling, symmetry)
+        super().__init__("logits", like.record, like.image, tiling, like.dtype)
+        self.symmetry = symmetry
+
+    def input(self, window: Window) -> Input:
+        pixels = self.image.read(self.symmetry.source(window, *self.image.size))
+        turn = self.symmetry.turn
+        return self.standardised(Pixels(turn(pixels.values), turn(pixels.valid)))
+
+    def turned(self, tile: Tile) -> Tile:
+        """Where a tile of the image lies in the turned one, but for what is beyond the edges."""
+        inside = overlap(tile.own, self.image.whole)
+        assert inside is not None, "own windows begin inside the image"
+        own = self.symmetry.back.source(inside, self.tiling.height, self.tiling.width)
+        return Tile(self.tiling.tiles[self.tiling.number(own)].read, own)
+
+    def read(self, tile: Tile) -> Window:
+        """What is read for a tile of the image, in the turned one."""
+        return self.turned(tile).read
+
+    def turned_back(self, computed: Computed) -> Computed:
+        back = self.symmetry.back
+        logits = computed.logits.mT if back.transposed else computed.logits
+        flips = [dim for dim, flip in ((-2, back.flips_rows), (-1, back.flips_cols)) if flip]
+        return Computed(logits.flip(flips), back.turn(computed.valid))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One of the turned images.
+
+    Attributes:
+        plan: Of the passes for its statistics.
+        mapper: Reads it.
+    """
+
+    plan: MapPlan
+    mapper: TurnedMapper
+
+
+def turns_of(turned: Turned | None) -> tuple[Symmetry, ...]:
+    """How the images lie whose mean is asked for; none: the image alone."""
+    return () if turned is None else symmetries(flips=True, rotations=turned == "all")
+
+
+def turn_map(plan: MapPlan, mapper: Mapper, turned: Turned | None) -> tuple[Turn, ...]:
+    """The turned images of a map that is made tile by tile."""
+
+    def transposed(tiling: Tiling) -> Tiling:
+        return Tiling(tiling.width, tiling.height, tiling.cols, tiling.rows, tiling.rule)
+
+    across = tuple((layer, transposed(tiling)) for layer, tiling in plan.passes)
+    other = replace(plan, tiling=transposed(plan.tiling), passes=across)
+    return tuple(
+        Turn(other if symmetry.transposed else plan, TurnedMapper(mapper, symmetry))
+        for symmetry in turns_of(turned)
+    )
+
+
+@dataclass(frozen=True)
+class SumsOfTurn:
+    """Sums of passes over one of the turned images, kept with those of the others."""
+
+    kept: KeptSums
+    first: int  # number that its first layer has there
+
+    def sums(self, layer: int) -> tuple[int, Values | None]:
+        return self.kept.sums(self.first + layer)
+
+    def sums_done(self, layer: int, tiles: int, values: Values) -> None:
+        self.kept.sums_done(self.first + layer, tiles, values)
+
+    def round_done(self) -> None:
+        self.kept.round_done()
+
+
+class MeanOfTurns:
+    """Computes tiles in all turned images; a context that reads ahead.
+
+    Args:
+        mapper: Of the map.
+        turns: The turned images.
+        pipes: The network of each.
+        mine: Tiles of the image that this rank will compute, in order.
+    """
+
+    def __init__(
+        self, mapper: Mapper, turns: Sequence[Turn], pipes: Sequence[Pipe], mine: Sequence[Tile]
+    ) -> None:
+        self.mapper, self.turns, self.pipes, self.mine = mapper, turns, pipes, mine
+
+    def __enter__(self) -> "MeanOfTurns":
+        with ExitStack() as stack:
+            self._reads = [
+                stack.enter_context(one.mapper.inputs(map(one.mapper.read, self.mine)))
+                for one in self.turns
+            ]
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def __call__(self, tiles: Sequence[Tile]) -> list[Computed]:
+        """The tiles' own pixels: means of scores. Beyond the image's edges there is no data."""
+        return [self._mean(tile) for tile in tiles]
+
+    def _mean(self, tile: Tile) -> Computed:
+        total: Tensor | None = None
+        for turn, pipe, reads in zip(self.turns, self.pipes, self._reads, strict=True):
+            (found,) = turn.mapper.tiles(pipe, [turn.mapper.turned(tile)], islice(reads, 1))
+            computed = turn.mapper.turned_back(found)
+            scores = turn.mapper.scores(computed.logits)
+            total = scores if total is None else total + scores
+        assert total is not None
+        # As large as the piece that the map waits for.
+        down, right = tile.own.height - total.shape[1], tile.own.width - total.shape[2]
+        valid = np.pad(computed.valid, ((0, down), (0, right)))
+        return Computed(F.pad(total / len(self.turns), (0, right, 0, down)), valid)
