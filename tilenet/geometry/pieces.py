@@ -34,6 +34,7 @@ def within(part: Window, window: Window) -> tuple[slice, slice]:
 
 
 def parts(first: int, own: int, most: int) -> Iterator[tuple[int, int]]:
+    """First cell and length of the parts of an interval that is cut at multiples of `most`."""
     end = first + own
     while first < end:
         stop = min((first // most + 1) * most, end)

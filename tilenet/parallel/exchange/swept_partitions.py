@@ -4,7 +4,7 @@ A strip is a micro-batch with a state. While a partition computes a strip, the o
 computes the next. Rows of maps that later partitions look at are handed over as they come, skips
 too, and their gradients handed back. Backward goes through the strips from the last to the first:
 a partition computes a strip again from its state, as many strips ahead of its gradient as there are
-partitions behind it. So nobody waits but at the ends, and what was handed over is not kept.
+partitions behind it. So partitions wait at the ends alone, and what was handed over is not stored.
 
 The schedule is "one forward, one backward" (Narayanan et al., "PipeDream", SOSP 2019), with the
 strips' second forward in the place of forward.
@@ -29,7 +29,7 @@ from tilenet.parallel.exchange.swept_backward import OfRows, adds, as_leaves, of
 
 __all__ = ["SweptLayers", "idle_share", "swept_over_partitions", "turns"]
 
-ENDED = object()  # in the place of a message
+ENDED = object()  # sent in place of a message
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class _Swept(torch.autograd.Function):
         workers = _workers(parts, image, measure)
         _run(
             [
-                partial(one.forward, states if keeps_states else None)
-                for one, states in zip(workers, ctx.states, strict=True)
+                partial(worker.forward, states if keeps_states else None)
+                for worker, states in zip(workers, ctx.states, strict=True)
             ],
             workers,
         )
@@ -119,17 +119,18 @@ class _Swept(torch.autograd.Function):
         image, *parameters = ctx.saved_tensors
         assert ctx.states[0], "states go as backward passes them, so that it passes them once"
         parts = ctx.make()
-        sums = [torch.zeros_like(one) for one in parameters]
+        sums = [torch.zeros_like(parameter) for parameter in parameters]
+        computed = chain(*(part.parameters for part in parts))
         hooks = [
-            one.register_hook(adds(sum_))
-            for one, sum_ in zip(chain(*(part.parameters for part in parts)), sums, strict=True)
+            parameter.register_hook(adds(sum_))
+            for parameter, sum_ in zip(computed, sums, strict=True)
         ]
         workers = _workers(parts, image, ctx.measure)
         try:
             _run(
                 [
-                    partial(one.backward, states, gradient.to(one.part.device))
-                    for one, states in zip(workers, ctx.states, strict=True)
+                    partial(worker.backward, states, gradient.to(worker.part.device))
+                    for worker, states in zip(workers, ctx.states, strict=True)
                 ],
                 workers,
             )
@@ -147,14 +148,14 @@ class _Strip:
         state: Leaves of the state before it.
         come: Leaves of the rows that came, by the partition from which.
         after: Where backward begins for the state after it; None: there is no way back.
-        given: The same for the rows that were handed over, by the partition to which.
+        handed_over: The same for the rows that were handed over, by the partition to which.
         measured: The same for what was measured.
     """
 
     state: list[Tensor]
     come: dict[int, list[Tensor]]
     after: list[GradientEdge | None]
-    given: dict[int, list[GradientEdge | None]]
+    handed_over: dict[int, list[GradientEdge | None]]
     measured: GradientEdge | None
 
 
@@ -166,11 +167,11 @@ class _Worker:
     """What a partition does with its strips, in a thread of its own.
 
     Args:
-        number: The partition's.
-        parts: All of them.
+        number: Number of the partition.
+        parts: All partitions.
         image: As for `swept_over_partitions`.
-        measure: As for it.
-        posts: Between each two partitions, from the first of them to the second.
+        measure: As for `swept_over_partitions`.
+        posts: Messages from one partition to another, by their numbers.
     """
 
     def __init__(
@@ -201,11 +202,11 @@ class _Worker:
                 if begun is not None:
                     if states is not None:
                         states.append(self.sweep.state)
-                    found = self._pass(begun, {n: self._take(n) for n in self.before})
+                    measured = self._pass(begun, {n: self._take(n) for n in self.before})
                     self._hand_over()
-                    if found is not None:
-                        self.total = found if self.total is None else self.total + found
-                if ended is not None:  # nobody runs away from those behind
+                    if measured is not None:
+                        self.total = measured if self.total is None else self.total + measured
+                if ended is not None:  # so that none runs far ahead of those behind
                     for other in self.behind[:1]:
                         self._take(other)
                     for other in self.before[-1:]:
@@ -242,16 +243,16 @@ class _Worker:
         }
         with torch.enable_grad():
             measured = self._pass(strip, come)
-        found = _Strip(
+        strip_again = _Strip(
             leaves,
-            {other: [rows for *_, rows in one] for other, one in come.items()},
-            [_edge(one) for one in of_layers(self.sweep.state)],
+            {other: [rows for *_, rows in maps] for other, maps in come.items()},
+            [_edge(rows) for rows in of_layers(self.sweep.state)],
             self._hand_over(),
             None if measured is None else _edge(measured),
         )
         # Backward needs none of these, but what layers keep for it.
         self.sweep.state = []
-        return found
+        return strip_again
 
     def _back(
         self, strip: _Strip, later: list[Tensor | None], gradient: Tensor
@@ -261,40 +262,40 @@ class _Worker:
         Args:
             later: Gradients of the state after it; empty: of the last.
         """
-        theirs = [*(later or [None] * len(strip.after)), gradient]
+        gradients = [*(later or [None] * len(strip.after)), gradient]
         edges = [*strip.after, strip.measured]
         del later
         for other in self.behind:
-            edges += strip.given[other]
-            theirs += self._take(other)
+            edges += strip.handed_over[other]
+            gradients += self._take(other)
         ends = [
-            (edge, one)
-            for edge, one in zip(edges, theirs, strict=True)
-            if edge is not None and one is not None
+            (edge, of_edge)
+            for edge, of_edge in zip(edges, gradients, strict=True)
+            if edge is not None and of_edge is not None
         ]
-        del edges, theirs
-        asked = [*strip.state, *chain(*strip.come.values()), *self.part.parameters]
-        found: list[Tensor | None] = [None] * len(asked)
+        del edges, gradients
+        leaves = [*strip.state, *chain(*strip.come.values()), *self.part.parameters]
+        of_leaves: list[Tensor | None] = [None] * len(leaves)
         if ends:
-            begins, theirs = map(list, zip(*ends, strict=True))
+            begins, gradients = map(list, zip(*ends, strict=True))
             del ends
-            found = list(torch.autograd.grad(begins, asked, theirs, allow_unused=True))
+            of_leaves = list(torch.autograd.grad(begins, leaves, gradients, allow_unused=True))
         stop = len(strip.state)
-        before, found = found[:stop], found[stop:]
+        before, of_leaves = of_leaves[:stop], of_leaves[stop:]
         for other, come in strip.come.items():
-            there, found = found[: len(come)], found[len(come) :]
+            of_rows, of_leaves = of_leaves[: len(come)], of_leaves[len(come) :]
             device = self.devices[other]
-            self._give(other, [None if one is None else one.to(device) for one in there])
+            self._give(other, [None if rows is None else rows.to(device) for rows in of_rows])
         return before
 
     def _hand_over(self) -> dict[int, list[GradientEdge | None]]:
-        """Give the rows that were made to those who look at them; where their backward begins."""
+        """Give computed rows to the partitions that look at them; where their backward begins."""
         edges = {}
         for other in self.behind:
-            made = [one for one in self.sweep.made if one[0] in self.reads[other]]
+            maps = [rows for rows in self.sweep.made if rows[0] in self.reads[other]]
             device = self.devices[other]
-            self._give(other, [(n, first, rows.detach().to(device)) for n, first, rows in made])
-            edges[other] = [_edge(rows) for *_, rows in made]
+            self._give(other, [(n, first, rows.detach().to(device)) for n, first, rows in maps])
+            edges[other] = [_edge(rows) for *_, rows in maps]
         self.sweep.made = []
         return edges
 
@@ -308,13 +309,13 @@ class _Worker:
         return message
 
 
-def _edge(one: Tensor) -> GradientEdge | None:
-    return get_gradient_edge(one) if one.requires_grad else None
+def _edge(rows: Tensor) -> GradientEdge | None:
+    return get_gradient_edge(rows) if rows.requires_grad else None
 
 
 def _workers(parts: Sequence[SweptLayers], image: Tensor, measure: OfRows) -> list[_Worker]:
     numbers = range(len(parts))
-    posts = {(one, other): SimpleQueue[Any]() for one in numbers for other in numbers}
+    posts = {(sender, to): SimpleQueue[Any]() for sender in numbers for to in numbers}
     return [_Worker(number, parts, image, measure, posts) for number in numbers]
 
 
