@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from tilenet.library.whole_run import train
 from tilenet.model import loss_scale
 from tilenet.model.loss_scale import LossScale
 from tilenet.parallel.sums.gradients import GradientSum
-from tilenet.planning.memory.states import Shard
 from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, ScheduleKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.step import Step, Update
@@ -27,11 +26,9 @@ FIRST = 2.0**18  # gradients of these images overflow until it is halved some te
 NETWORK = NetworkKeys(poolings=2, base=4)  # no dropout: a step thrown away can be made again
 
 
-def a_run(
-    comm: MPI.Intracomm, path: Path, steps: int, shard: Shard = "auto", **more: Any
-) -> RunFile:
+def a_run(comm: MPI.Intracomm, path: Path, steps: int, **more: Any) -> RunFile:
     run = run_file(path, scenes_of(path, [(50, 61)], comm), NETWORK, tiles=TileKeys(2, 3))
-    momentum = OptimizerKeys("sgd", 0.05, momentum=0.9, shard=shard)
+    momentum = OptimizerKeys("sgd", 0.05, momentum=0.9)
     return replace(run, precision="float16", steps=steps, optimizer=momentum, **more)
 
 
@@ -86,13 +83,11 @@ def test_steps_that_overflow_leave_no_trace(
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("shard", get_args(Shard)[1:])
 def test_an_overflow_on_one_rank_is_that_of_all(
     comm: MPI.Intracomm,
     shared_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     ends: list[dict[str, torch.Tensor]],
-    shard: Shard,
 ) -> None:
     original = Step._forward_backward
 
@@ -105,7 +100,7 @@ def test_an_overflow_on_one_rank_is_that_of_all(
         return found
 
     monkeypatch.setattr(Step, "_forward_backward", overflows_in_the_third)
-    run = a_run(comm, shared_path, steps=5, shard=shard)
+    run = a_run(comm, shared_path, steps=5)
     assert train(run, comm=comm) == 0
     check_alike(comm, ends[-1])
     said, left = losses(run), progress(run)

@@ -112,9 +112,9 @@ class MeanOfTurns:
     """Computes tiles in all turned images; a context that reads ahead.
 
     Args:
-        mapper: Of the map.
+        mapper: Computes the map of the image as it lies.
         turns: The turned images.
-        pipes: The network of each.
+        pipes: The network of each turned image.
         mine: Tiles of the image that this rank will compute, in order.
     """
 
@@ -126,8 +126,8 @@ class MeanOfTurns:
     def __enter__(self) -> "MeanOfTurns":
         with ExitStack() as stack:
             self._reads = [
-                stack.enter_context(one.mapper.inputs(map(one.mapper.read, self.mine)))
-                for one in self.turns
+                stack.enter_context(turn.mapper.inputs(map(turn.mapper.read, self.mine)))
+                for turn in self.turns
             ]
             self._stack = stack.pop_all()
         return self
@@ -142,8 +142,8 @@ class MeanOfTurns:
     def _mean(self, tile: Tile) -> Computed:
         total: Tensor | None = None
         for turn, pipe, reads in zip(self.turns, self.pipes, self._reads, strict=True):
-            (found,) = turn.mapper.tiles(pipe, [turn.mapper.turned(tile)], islice(reads, 1))
-            computed = turn.mapper.turned_back(found)
+            (turned,) = turn.mapper.tiles(pipe, [turn.mapper.turned(tile)], islice(reads, 1))
+            computed = turn.mapper.turned_back(turned)
             scores = turn.mapper.scores(computed.logits)
             total = scores if total is None else total + scores
         assert total is not None
