@@ -1,8 +1,10 @@
 """The steps of a run on one rank: read, compute, sum, update, record."""
 
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 
 from tilenet.errors import AgreedError
+from tilenet.model.average import WeightAverage
 from tilenet.model.loss import Loss
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.trace import TraceRecorder
@@ -72,10 +74,11 @@ class Loop:
             run.loss_scale,
             run.optimizer.clip_norm,
             shares,
+            None if run.optimizer.ema is None else WeightAverage(network, run.optimizer.ema),
         )
         with agreed(comm):
             state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
-            first = self.folder.load(network, *state, shares)
+            first = self.folder.load(network, *state, shares, self.update.average)
         with agreed(comm):  # and not before: others may still read what begin deletes
             log = self._begin(first, callbacks)
         step = self._step()
@@ -145,7 +148,8 @@ class Loop:
         with self.trace, reads, bar as progress:
             scored = not stop.agreed
             if validation is not None and scored:
-                validation.resume(first, network, log, stop)
+                with self._averaged():
+                    validation.resume(first, network, log, stop)
             while step < self.data.last and not stop.agreed:
                 slow = step == first or self.trace.slows(step + 1)
                 self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
@@ -161,7 +165,8 @@ class Loop:
                 if validation is not None and validation.due(step):
                     # A rank that is asked to stop has little time: resuming makes up for that.
                     scored = not stop.agreed
-                    best = scored and validation.make(step, network, log, stop)
+                    with self._averaged():
+                        best = scored and validation.make(step, network, log, stop)
                 if best or step % self.run_file.checkpoint_every == 0:
                     self._save(step, log, best=best)
                     saved = step
@@ -171,6 +176,11 @@ class Loop:
             with agreed(self.comm):
                 self.folder.wait()
         return step == self.data.last and scored
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """The network has its averaged weights meanwhile, where there are any."""
+        average = self.update.average
+        return nullcontext() if average is None else average.in_network()
 
     def _count(self, step: int, done: StepResult, log: RunLog | None) -> dict[str, str]:
         """Note a step, counted from 1; return what the bar shows of it."""
@@ -188,9 +198,11 @@ class Loop:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
         network, update = self.network.network, self.update
         kept = optimizer_tensors(network, update.optimizer, update.shares)
-        weights = self.plan.named(network.state_dict())
-        state = network, weights, self.plan.record, kept, update.scale
-        with agreed(self.comm):
+        with self._averaged(), agreed(self.comm):
+            if update.average is not None:
+                kept |= update.average.trained()
+            weights = self.plan.named(network.state_dict())
+            state = network, weights, self.plan.record, kept, update.scale
             if log:
                 log.sync()
             self.folder.save(step, *state, best=best)

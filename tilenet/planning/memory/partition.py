@@ -29,7 +29,7 @@ from tilenet.geometry.layers import Join, Layer, Stash
 from tilenet.geometry.maps import map_shapes
 from tilenet.model.choices import Checkpointing
 from tilenet.planning.memory.layer import LayerBytes
-from tilenet.planning.memory.states import OPTIMIZER_STATES, state_bytes
+from tilenet.planning.memory.states import state_bytes
 
 __all__ = [
     "PartitionBytes", "Skip", "Walk", "block_bytes", "blocks_from", "find_skips",
@@ -356,7 +356,7 @@ class PartitionBytes:
     Attributes:
         parameters: Trained values and running statistics.
         gradients: The flat buffer.
-        optimizer: Its states.
+        optimizer: Its states, and the average of weights.
         inputs: What comes over the boundary, of all micro-batches that keep it.
         skips: Maps popped here that come from other partitions, of the micro-batches that wait.
         activations: What lives for backward, and the highest transient on top of it.
@@ -468,7 +468,7 @@ def block_bytes(
                 work = work + outside * far * skip.map_bytes
         weights = np.cumsum(parameters[start:])
         fixed = 2 * weights + np.cumsum(buffers[start:])
-        states = OPTIMIZER_STATES[optimizer] * -(-weights // sharers)
+        states = state_bytes(optimizer, weights, sharers)
         found[start, start + 1 :] = fixed + states + work
     return found
 
