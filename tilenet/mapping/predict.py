@@ -17,14 +17,12 @@ from tilenet.mapping.announce import announce_map
 from tilenet.mapping.choose import decide_map
 from tilenet.mapping.in_memory import MapInMemory
 from tilenet.mapping.job import MapJob, Placement
-from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.prediction import MapSource, Prediction
 from tilenet.mapping.prove import prove_map
 from tilenet.mapping.resume import MapResume
-from tilenet.mapping.turns import turn_map, turns_of
+from tilenet.mapping.turns import turn_map
 from tilenet.mapping.writer import MapWriter, check_target, map_lock
 from tilenet.mapping.writing import WritingSink
-from tilenet.model.choices import parameter_dtype
 from tilenet.parallel.health.progress import peak_bytes, say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -135,7 +133,7 @@ def _job(
     comm: "MPI.Intracomm",
 ) -> MapJob:
     """Decide how the image is mapped. Collective."""
-    record, dtype = source.record, parameter_dtype(source.precision)
+    record = source.record
     # A narrow map would show little of the rows that a sweep computes.
     sweeps = wanted.partitions == 1 and not wanted.tta
     sweeps &= 2 * source.window.width >= source.image.width
@@ -145,16 +143,14 @@ def _job(
         size = read.height, read.width
         balance = wanted.balance or likely_balance(record.layers, size, wanted.partitions)
         check_balance(balance, len(record.layers), wanted.partitions)
-    image, turns = source.image, len(turns_of(wanted.tta))
-    how = source.output, record, image, plan.tiling, dtype
-    mapper = Mapper(*how, scaled=wanted.scaled, turns=turns)
+    mapper = source.mapper(wanted, plan.tiling)
     return MapJob(
         plan,
         mapper,
         source.network,
         Placement(tuple(balance), tuple(devices), source.precision),
         watchdog,
-        what=os.path.basename(image.files[0]),
+        what=os.path.basename(source.image.files[0]),
         turns=turn_map(plan, mapper, wanted.tta),
     )
 

@@ -19,8 +19,8 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.opaque import Opaque, no_code
 from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule
 from tilenet.geometry.windows import Part, Window
-from tilenet.mapping.mapper import Computed, Output
-from tilenet.mapping.turns import Turned
+from tilenet.mapping.mapper import Computed, Mapper, Output
+from tilenet.mapping.turns import Turned, turns_of
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, check_weight_count, load_weights, network_to_fill
 from tilenet.model.opaque import opaque_network
@@ -187,6 +187,11 @@ class MapSource:
             exchanges=True,
             turned=wanted.tta is not None,
         )
+
+    def mapper(self, wanted: Prediction, tiling: Tiling) -> Mapper:
+        """What computes the map's values."""
+        how = self.output, self.record, self.image, tiling, parameter_dtype(self.precision)
+        return Mapper(*how, scaled=wanted.scaled, turns=len(turns_of(wanted.tta)))
 
     @classmethod
     def open(cls, wanted: Prediction, folder: Path, stack: ExitStack) -> "MapSource":

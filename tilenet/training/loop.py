@@ -4,7 +4,6 @@ from contextlib import AbstractContextManager, nullcontext
 from math import prod
 
 from tilenet.errors import AgreedError
-from tilenet.model.average import WeightAverage
 from tilenet.model.loss import Loss
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.trace import TraceRecorder
@@ -18,7 +17,7 @@ from tilenet.training.images.run_data import RunData
 from tilenet.training.log import Callbacks, RunLog
 from tilenet.training.network import RunNetwork
 from tilenet.training.record import RunAccount, keep_run
-from tilenet.training.states import optimizer_tensors
+from tilenet.training.states import average_of, optimizer_tensors
 from tilenet.training.step import Step, StepResult, Update
 from tilenet.training.validation import RunValidation
 
@@ -68,17 +67,18 @@ class Loop:
         self.watchdog.arm("the first weights", SLOW)
         network = self.network.network
         shares = self.network.shares(comm, run.gradients.piece_bytes)
+        self.average = average_of(network, run.optimizer)
         self.update = Update(
             run.optimizer.make(network.trained if shares is None else shares.own),
             run.schedule.rates(run.optimizer.lr, self.data.last),
             run.loss_scale,
             run.optimizer.clip_norm,
             shares,
-            None if run.optimizer.ema is None else WeightAverage(network, run.optimizer.ema),
+            self.average and self.average.update,
         )
         with agreed(comm):
             state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
-            first = self.folder.load(network, *state, shares, self.update.average)
+            first = self.folder.load(network, *state, shares, self.average)
         with agreed(comm):  # and not before: others may still read what begin deletes
             log = self._begin(first, callbacks)
         step = self._step()
@@ -179,8 +179,7 @@ class Loop:
 
     def _averaged(self) -> AbstractContextManager[None]:
         """The network has its averaged weights meanwhile, where there are any."""
-        average = self.update.average
-        return nullcontext() if average is None else average.in_network()
+        return nullcontext() if self.average is None else self.average.in_network()
 
     def _count(self, step: int, done: StepResult, log: RunLog | None) -> dict[str, str]:
         """Note a step, counted from 1; return what the bar shows of it."""
@@ -199,8 +198,8 @@ class Loop:
         network, update = self.network.network, self.update
         kept = optimizer_tensors(network, update.optimizer, update.shares)
         with self._averaged(), agreed(self.comm):
-            if update.average is not None:
-                kept |= update.average.trained()
+            if self.average is not None:
+                kept |= self.average.trained()
             weights = self.plan.named(network.state_dict())
             state = network, weights, self.plan.record, kept, update.scale
             if log:

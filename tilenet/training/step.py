@@ -19,7 +19,6 @@ from torch import Tensor
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window
-from tilenet.model.average import WeightAverage
 from tilenet.model.loss import Loss, dice
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.upload import upload
@@ -80,7 +79,7 @@ class Update:
         scale: What the loss was multiplied with before backward.
         clip_norm: Largest norm of the gradient; None: it is not clipped.
         shares: How ranks share out the update; None: each makes all of it.
-        average: Of the weights; None: there is none.
+        updated: Called after each update.
     """
 
     optimizer: torch.optim.Optimizer
@@ -88,7 +87,7 @@ class Update:
     scale: LossScale
     clip_norm: float | None = None
     shares: Shares | None = None
-    average: WeightAverage | None = None
+    updated: Callable[[], None] | None = None
 
     def apply(self, gradients: GradientSum, weight: float, step: int) -> None:
         """Divide the sum once, clip, and step; throw it away where float16 overflowed.
@@ -113,8 +112,8 @@ class Update:
             group["lr"] = self.rates.at(step)
         self.optimizer.step()
         gradients.share_weights()
-        if self.average is not None:
-            self.average.update()
+        if self.updated is not None:
+            self.updated()
 
 
 class Step:

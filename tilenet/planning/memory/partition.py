@@ -29,7 +29,7 @@ from tilenet.geometry.layers import Join, Layer, Stash
 from tilenet.geometry.maps import map_shapes
 from tilenet.model.choices import Checkpointing
 from tilenet.planning.memory.layer import LayerBytes
-from tilenet.planning.memory.states import state_bytes
+from tilenet.planning.memory.states import state_bytes, states_kept
 
 __all__ = [
     "PartitionBytes", "Skip", "Walk", "block_bytes", "blocks_from", "find_skips",
@@ -468,7 +468,8 @@ def block_bytes(
                 work = work + outside * far * skip.map_bytes
         weights = np.cumsum(parameters[start:])
         fixed = 2 * weights + np.cumsum(buffers[start:])
-        states = state_bytes(optimizer, weights, sharers)
+        shared, whole = states_kept(optimizer)
+        states = shared * -(-weights // sharers) + whole * weights
         found[start, start + 1 :] = fixed + states + work
     return found
 
