@@ -74,7 +74,7 @@ class Loop:
             run.loss_scale,
             run.optimizer.clip_norm,
             shares,
-            self.average and self.average.update,
+            None if self.average is None else self.average.update,
         )
         with agreed(comm):
             state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
