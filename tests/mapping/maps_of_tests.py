@@ -31,8 +31,8 @@ def values_of(kind: MapKind, size: tuple[int, int], seed: int = 2) -> np.ndarray
 
 
 def written(kind: MapKind) -> list[str]:
-    """The files of a map: GDAL keeps names of values in a file next to it."""
-    return ["map.tif"] + ["map.tif.aux.xml"] * (kind.bands == 1)
+    """The files of a map: GDAL keeps names of values in a file next to it, QGIS a style."""
+    return ["map.qml"] * (kind.bands == 1) + ["map.tif"] + ["map.tif.aux.xml"] * (kind.bands == 1)
 
 
 def write_in_tiles(writer: MapWriter, values: np.ndarray, side: int) -> None:

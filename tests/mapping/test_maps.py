@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -70,6 +71,38 @@ def test_a_map_says_where_it_lies_and_what_its_values_mean(
             assert table[255][3] == 0
         else:
             assert file.descriptions == ("water", "forest")
+
+
+def write_map(source: Raster, path: str, kind: MapKind) -> None:
+    with MapWriter(path, source, kind) as writer:
+        writer.write(source.whole, values_of(kind, source.size))
+        writer.finish()
+
+
+def test_qgis_finds_names_and_colours_next_to_a_map(tmp_path: Path, write_raster: Write) -> None:
+    """Those of the map's own table; an older map's go, and what somebody made stays."""
+    path, style = str(tmp_path / "map.tif"), tmp_path / "map.qml"
+    kind = replace(CLASSES, classes=("water & ice", "<forest>", 'town "Ü"'))
+    with like(write_raster, (70, 90)) as source:
+        write_map(source, path, kind)
+        entries = [dict(one.attrib) for one in ElementTree.parse(style).iter("paletteEntry")]
+        with rasterio.open(path) as file:
+            table = file.colormap(1)
+        for value, (name, entry) in enumerate(zip(kind.classes, entries, strict=True)):
+            red, green, blue, alpha = table[value]
+            assert entry.pop("color") == f"#{red:02x}{green:02x}{blue:02x}"
+            assert entry == {"value": str(value), "alpha": str(alpha), "label": name}
+        renderer = ElementTree.parse(style).find("pipe/rasterrenderer")
+        assert renderer is not None
+        assert (renderer.get("type"), renderer.get("band")) == ("paletted", "1")
+        write_map(source, path, CLASSES)
+        assert "<forest>" not in style.read_text()
+        write_map(source, path, SCORES)
+        assert not style.exists()
+        style.write_text("<qgis/>")
+        for other in (CLASSES, SCORES):
+            write_map(source, path, other)
+            assert style.read_text() == "<qgis/>"
 
 
 @pytest.mark.parametrize("kind", [CLASSES, SCORES])

@@ -24,6 +24,7 @@ from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.explain import GIB, answer, explain, in_px
 from tilenet.planning.machines import known_machines, machine
 from tilenet.planning.memory.paper import level_bytes
+from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.planning.plan import OwnNetwork, Plan, Question, write_plan
 from tilenet.planning.replan import question_again
 from tilenet.planning.search import Search
@@ -142,7 +143,7 @@ def _parser() -> Arguments:
     )
     run.add_argument("--batch-size", type=int, default=1, metavar="N", help="images of a step")
     run.add_argument("--precision", choices=list(ITEM_BYTES), default="float32")
-    run.add_argument("--optimizer", choices=["adamw", "sgd-momentum", "sgd"], default="adamw")
+    run.add_argument("--optimizer", choices=list(OPTIMIZER_STATES), default="adamw")
     run.add_argument("--halo-mode", choices=["overlap", "exchange"], default="overlap")
     run.add_argument("--partitions", type=int, metavar="N", help="devices per rank")
     run.add_argument(

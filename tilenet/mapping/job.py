@@ -22,8 +22,12 @@ from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import placed_network, spatial_network
 from tilenet.parallel.exchange.passes import KeptSums, StatisticPasses
-from tilenet.parallel.exchange.swept import KeptMaps
-from tilenet.parallel.exchange.swept_bands import ImageSweep, columns_of, sweep_statistics
+from tilenet.parallel.exchange.swept_bands import (
+    ImageSweep,
+    KeptMaps,
+    columns_of,
+    sweep_statistics,
+)
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.pipeline.pipe import Pipe

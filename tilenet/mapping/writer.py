@@ -34,6 +34,7 @@ from tilenet.mapping.tiff_header import BLOCK_PX, Template
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.storage.atomic import check_name, put
 from tilenet.storage.lock import Lock
+from tilenet.storage.map_style import put_style, style_text
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,7 +50,7 @@ __all__ = [
 
 
 def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
-    """Put a finished map in its place, with the names of its values in GDAL's file next to it.
+    """Put a finished map in its place, next to it names of values for GDAL, a style for QGIS.
 
     What an older map left there, names and statistics, would be taken for this one's.
 
@@ -72,6 +73,8 @@ def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
         put(aside, path)
         if categories:
             put(names, side_file)
+        colours = class_colours(len(categories))
+        put_style(path, style_text(categories, colours) if categories else None)
     finally:
         if os.path.exists(names):
             os.remove(names)

@@ -28,7 +28,7 @@ from tilenet.planning.compatibility import mini_batch_sizes
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.partition import block_bytes
-from tilenet.planning.memory.states import OPTIMIZER_STATES
+from tilenet.planning.memory.states import states_kept
 from tilenet.planning.plan import Layout
 
 __all__ = ["Bounds"]
@@ -165,7 +165,8 @@ class Bounds:
     def states(self) -> float:
         """Values that a rank keeps per parameter, at least."""
         sharers = self.estimator.sharers(self.question.partitions or 1)  # more partitions: fewer
-        return OPTIMIZER_STATES[self.question.optimizer] / sharers
+        shared, whole = states_kept(self.question.optimizer)
+        return shared / sharers + whole
 
     @cached_property
     def at_least(self) -> Matrix:

@@ -17,7 +17,7 @@ from tilenet.planning.balance import block_seconds, without_cuts
 from tilenet.planning.compatibility import mini_batch_sizes, most_micro_batches, most_stacked
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.partition import block_bytes, partition_bytes
-from tilenet.planning.memory.states import OPTIMIZER_STATES, sharers
+from tilenet.planning.memory.states import OPTIMIZER_STATES, sharers, states_kept
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
 from tilenet.planning.swap.plan import (
@@ -269,9 +269,10 @@ class Estimator:
 
     def _update_moves(self, partitions: int) -> float:
         """Times that the update reads or writes the bytes of the parameters."""
-        moves, ranks = 2 * (2 + OPTIMIZER_STATES[self.question.optimizer]), self.sharers(partitions)
+        shared, whole = states_kept(self.question.optimizer)
+        moves, ranks = 2 * (2 + shared), self.sharers(partitions)
         # Shared out, weights go into the buffer of gradients, and all of them out of it.
-        return moves if ranks == 1 else (moves + 2) / ranks + 2
+        return 3 * whole + (moves if ranks == 1 else (moves + 2) / ranks + 2)
 
     def sharers(self, partitions: int) -> int:
         """Ranks that share out the optimizer's states; as runs do unless their file says else."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import TilenetError
+from tilenet.model.average import WeightAverage
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, load_weights
 from tilenet.parallel.health.progress import TIMINGS, say
@@ -260,12 +261,14 @@ class RunFolder:
         init: str | None,
         names: Mapping[str, str] | None = None,
         shares: Shares | None = None,
+        average: WeightAverage | None = None,
     ) -> int:
         """Fill in weights, optimizer state and scale; return the number of steps already made.
 
         Args:
             names: Names of the weights in checkpoints (see `load_weights`).
             shares: See `fill_optimizer`.
+            average: Of the weights; begun, or gone on with.
 
         Raises:
             TilenetError: Files are missing or do not fit the network.
@@ -277,6 +280,8 @@ class RunFolder:
                     find = checked_checkpoint if self._write else find_checkpoint
                     path = find(path) / "weights.safetensors"
                 load_weights(network, load_tensors(path), str(path), names)
+            if average is not None:
+                average.begin()
             return 0
         progress = load_json(self._resumed / "progress.json")
         for name, value in self._terms.items():
@@ -291,6 +296,8 @@ class RunFolder:
         path = self._resumed / "weights.safetensors"
         load_weights(network, load_tensors(path), str(path), names)
         state = load_tensors(self._resumed / "state.safetensors", mapped=True)
+        if average is not None:
+            average.resume(state, str(self._resumed))
         fill_optimizer(network, optimizer, state, str(self._resumed), shares)
         step = progress.get("step")
         if type(step) is not int or not 0 <= step < 2**53:

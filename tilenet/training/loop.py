@@ -1,5 +1,6 @@
 """The steps of a run on one rank: read, compute, sum, update, record."""
 
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 
 from tilenet.errors import AgreedError
@@ -16,7 +17,7 @@ from tilenet.training.images.run_data import RunData
 from tilenet.training.log import Callbacks, RunLog
 from tilenet.training.network import RunNetwork
 from tilenet.training.record import RunAccount, keep_run
-from tilenet.training.states import optimizer_tensors
+from tilenet.training.states import average_of, optimizer_tensors
 from tilenet.training.step import Step, StepResult, Update
 from tilenet.training.validation import RunValidation
 
@@ -66,16 +67,18 @@ class Loop:
         self.watchdog.arm("the first weights", SLOW)
         network = self.network.network
         shares = self.network.shares(comm, run.gradients.piece_bytes)
+        self.average = average_of(network, run.optimizer)
         self.update = Update(
             run.optimizer.make(network.trained if shares is None else shares.own),
             run.schedule.rates(run.optimizer.lr, self.data.last),
             run.loss_scale,
             run.optimizer.clip_norm,
             shares,
+            None if self.average is None else self.average.update,
         )
         with agreed(comm):
             state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
-            first = self.folder.load(network, *state, shares)
+            first = self.folder.load(network, *state, shares, self.average)
         with agreed(comm):  # and not before: others may still read what begin deletes
             log = self._begin(first, callbacks)
         step = self._step()
@@ -145,7 +148,8 @@ class Loop:
         with self.trace, reads, bar as progress:
             scored = not stop.agreed
             if validation is not None and scored:
-                validation.resume(first, network, log, stop)
+                with self._averaged():
+                    validation.resume(first, network, log, stop)
             while step < self.data.last and not stop.agreed:
                 slow = step == first or self.trace.slows(step + 1)
                 self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
@@ -161,7 +165,8 @@ class Loop:
                 if validation is not None and validation.due(step):
                     # A rank that is asked to stop has little time: resuming makes up for that.
                     scored = not stop.agreed
-                    best = scored and validation.make(step, network, log, stop)
+                    with self._averaged():
+                        best = scored and validation.make(step, network, log, stop)
                 if best or step % self.run_file.checkpoint_every == 0:
                     self._save(step, log, best=best)
                     saved = step
@@ -171,6 +176,10 @@ class Loop:
             with agreed(self.comm):
                 self.folder.wait()
         return step == self.data.last and scored
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """The network has its averaged weights meanwhile, where there are any."""
+        return nullcontext() if self.average is None else self.average.in_network()
 
     def _count(self, step: int, done: StepResult, log: RunLog | None) -> dict[str, str]:
         """Note a step, counted from 1; return what the bar shows of it."""
@@ -188,9 +197,11 @@ class Loop:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
         network, update = self.network.network, self.update
         kept = optimizer_tensors(network, update.optimizer, update.shares)
-        weights = self.plan.named(network.state_dict())
-        state = network, weights, self.plan.record, kept, update.scale
-        with agreed(self.comm):
+        with self._averaged(), agreed(self.comm):
+            if self.average is not None:
+                kept |= self.average.trained()
+            weights = self.plan.named(network.state_dict())
+            state = network, weights, self.plan.record, kept, update.scale
             if log:
                 log.sync()
             self.folder.save(step, *state, best=best)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
+from tilenet.model.average import WeightAverage
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network
 from tilenet.parallel.sums.shares import Part, Shares
@@ -18,6 +19,7 @@ from tilenet.training.config import eager
 from tilenet.training.config.keys import OptimizerKeys
 
 __all__ = [
+    "average_of",
     "check_state",
     "fill_optimizer",
     "optimizer_tensors",
@@ -41,6 +43,11 @@ def sharers_of(
     else:
         weights = sum(parameter.nbytes for parameter in filled.parameters())
     return sharers(optimizer.shard, optimizer.kind, weights, ranks)
+
+
+def average_of(network: Network, optimizer: OptimizerKeys) -> WeightAverage | None:
+    """The average of a network's weights, where they are now; None: none is asked for."""
+    return None if optimizer.ema is None else WeightAverage(network, optimizer.ema)
 
 
 ADAMW = frozenset({"step", "exp_avg", "exp_avg_sq"})

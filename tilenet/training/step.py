@@ -79,6 +79,7 @@ class Update:
         scale: What the loss was multiplied with before backward.
         clip_norm: Largest norm of the gradient; None: it is not clipped.
         shares: How ranks share out the update; None: each makes all of it.
+        updated: Called after each update.
     """
 
     optimizer: torch.optim.Optimizer
@@ -86,6 +87,7 @@ class Update:
     scale: LossScale
     clip_norm: float | None = None
     shares: Shares | None = None
+    updated: Callable[[], None] | None = None
 
     def apply(self, gradients: GradientSum, weight: float, step: int) -> None:
         """Divide the sum once, clip, and step; throw it away where float16 overflowed.
@@ -110,6 +112,8 @@ class Update:
             group["lr"] = self.rates.at(step)
         self.optimizer.step()
         gradients.share_weights()
+        if self.updated is not None:
+            self.updated()
 
 
 class Step:

@@ -29,7 +29,7 @@ from tilenet.geometry.layers import Join, Layer, Stash
 from tilenet.geometry.maps import map_shapes
 from tilenet.model.choices import Checkpointing
 from tilenet.planning.memory.layer import LayerBytes
-from tilenet.planning.memory.states import OPTIMIZER_STATES, state_bytes
+from tilenet.planning.memory.states import state_bytes, states_kept
 
 __all__ = [
     "PartitionBytes", "Skip", "Walk", "block_bytes", "blocks_from", "find_skips",
@@ -354,7 +354,7 @@ class PartitionBytes:
     Attributes:
         parameters: Trained values and running statistics.
         gradients: The flat buffer.
-        optimizer: States of the optimizer.
+        optimizer: States of the optimizer, and the average of weights.
         inputs: Maps that come over the boundary, of all micro-batches that keep them.
         skips: Maps popped here that come from other partitions, of the micro-batches that wait.
         activations: Tensors that live for backward, and the highest transient on top of them.
@@ -465,7 +465,8 @@ def block_bytes(
                 work = work + outside * far * skip.map_bytes
         weights = np.cumsum(parameters[start:])
         fixed = 2 * weights + np.cumsum(buffers[start:])
-        states = OPTIMIZER_STATES[optimizer] * -(-weights // sharers)
+        shared, whole = states_kept(optimizer)
+        states = shared * -(-weights // sharers) + whole * weights
         num_bytes[start, start + 1 :] = fixed + states + work
     return num_bytes
 

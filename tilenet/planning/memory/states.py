@@ -2,9 +2,11 @@
 
 from typing import Literal
 
-__all__ = ["OPTIMIZER_STATES", "Shard", "sharers", "state_bytes"]
+__all__ = ["AVERAGED", "OPTIMIZER_STATES", "Shard", "sharers", "state_bytes", "states_kept"]
 
-OPTIMIZER_STATES = {"adamw": 2, "sgd-momentum": 1, "sgd": 0}
+AVERAGED = "+ema"  # with an average of the weights, whole on each rank as these are
+_STATES = {"adamw": 2, "sgd-momentum": 1, "sgd": 0}
+OPTIMIZER_STATES = _STATES | {kind + AVERAGED: many + 1 for kind, many in _STATES.items()}
 Shard = Literal["auto", "always", "never"]
 WORTH_BYTES = 64 << 20  # less is little next to a process's own memory
 
@@ -14,14 +16,20 @@ def sharers(shard: Shard, optimizer: str, parameter_bytes: int, ranks: int) -> i
 
     Args:
         shard: `auto`: where a rank would keep more than 64 MiB of them.
-        optimizer: `adamw`, `sgd-momentum` or `sgd`.
+        optimizer: `adamw`, `sgd-momentum` or `sgd`, with `+ema` where weights are averaged.
         parameter_bytes: Bytes of all weights.
         ranks: Ranks of the run.
     """
-    worth = OPTIMIZER_STATES[optimizer] * parameter_bytes > WORTH_BYTES
+    worth = states_kept(optimizer)[0] * parameter_bytes > WORTH_BYTES
     return ranks if shard == "always" or (shard == "auto" and worth) else 1
+
+
+def states_kept(optimizer: str) -> tuple[int, int]:
+    """Values per parameter: those that ranks may share out, and those that each keeps."""
+    return _STATES[optimizer.removesuffix(AVERAGED)], int(optimizer.endswith(AVERAGED))
 
 
 def state_bytes(optimizer: str, parameter_bytes: int, sharers: int = 1) -> int:
     """Bytes of states that a rank keeps of weights on a device; the same on all, to one weight."""
-    return OPTIMIZER_STATES[optimizer] * -(-parameter_bytes // sharers)
+    shared, whole = states_kept(optimizer)
+    return shared * -(-parameter_bytes // sharers) + whole * parameter_bytes

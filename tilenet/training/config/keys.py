@@ -17,7 +17,7 @@ from tilenet.geometry.unet import NormKind, NormScope, Padding, Upsampling
 from tilenet.model.radiometry import Radiometry
 from tilenet.parallel.swap.host_pool import Slabs, open_slabs
 from tilenet.planning.learning_rate import LearningRate, ScheduleName
-from tilenet.planning.memory.states import Shard
+from tilenet.planning.memory.states import AVERAGED, Shard
 from tilenet.training.config.eager import SGD, AdamW
 
 __all__ = [
@@ -190,6 +190,10 @@ class OptimizerKeys:
     clip_norm: float | None = None
     """largest norm of the gradient: a longer one is scaled down to it. The norm of the whole
     gradient of the step's loss, over all parameters"""
+    ema: float | None = None
+    """decay of an exponential moving average of the weights, as 0.999: after each update the
+    average is ema times itself and 1 − ema times the weights. Validation, checkpoints and maps have
+    the average ([below](#averaged-weights)). Default: none."""
     shard: Shard = "auto"
     """whether ranks share out what the optimizer keeps of the weights, and the update: `always`,
     `never`, or `auto`, where it is more than 64 MiB in all; a run may go on with another value
@@ -198,7 +202,8 @@ class OptimizerKeys:
     @property
     def kind(self) -> str:
         """The optimizer by what it keeps of each parameter, see `partition_bytes`."""
-        return "sgd-momentum" if self.name == "sgd" and self.momentum else self.name
+        kind = "sgd-momentum" if self.name == "sgd" and self.momentum else self.name
+        return kind if self.ema is None else kind + AVERAGED
 
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of some parameters."""
@@ -209,11 +214,16 @@ class OptimizerKeys:
         return AdamW(parameters, **both)
 
     def check(self) -> None:
-        """Refuse Nesterov's momentum without momentum.
+        """Refuse Nesterov's momentum without momentum, and an average of no weights.
 
         Raises:
             TilenetError: With the values.
         """
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise TilenetError(
+                f"an average of weights decays by a number between 0 and 1 (optimizer.ema: "
+                f"{self.ema}); 0.999 is usual, or leave it out"
+            )
         if self.nesterov and (self.name != "sgd" or self.momentum == 0):
             raise TilenetError(
                 f"nesterov is a kind of momentum of sgd (optimizer.name: {self.name}, "

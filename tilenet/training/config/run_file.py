@@ -273,6 +273,7 @@ class RunFile:
         """What must not change when the run goes on from a checkpoint."""
         return {
             "optimizer": self.optimizer.name,
+            "ema": self.optimizer.ema,
             "precision": self.precision,
             "seed": self.seed,
             "batch_size": self.batch_size,

@@ -1,0 +1,57 @@
+"""How QGIS shows a class map: a style file next to it, which QGIS reads as it opens the map."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tilenet.storage.atomic import put
+
+__all__ = ["put_style", "style_text"]
+
+OURS = ("made-by", "tilenet")  # which QGIS leaves out where somebody saves another style
+HEAD = "<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>\n"
+
+
+def style_text(names: Sequence[str], colours: Sequence[tuple[int, int, int, int]]) -> str:
+    """The style of a map whose values 0, 1, … are classes.
+
+    Args:
+        names: Of the classes.
+        colours: Red, green, blue and alpha of each, 0 to 255.
+    """
+    root = ElementTree.Element("qgis", {"styleCategories": "Symbology", OURS[0]: OURS[1]})
+    how = {"type": "paletted", "band": "1", "opacity": "1", "alphaBand": "-1"}
+    renderer = ElementTree.SubElement(ElementTree.SubElement(root, "pipe"), "rasterrenderer", how)
+    palette = ElementTree.SubElement(renderer, "colorPalette")
+    for value, (name, (*colour, alpha)) in enumerate(zip(names, colours, strict=True)):
+        entry = {"value": str(value), "color": f"#{bytes(colour).hex()}", "alpha": str(alpha)}
+        ElementTree.SubElement(palette, "paletteEntry", {**entry, "label": name})
+    ElementTree.indent(root)
+    return f"{HEAD}{ElementTree.tostring(root, encoding='unicode')}\n"
+
+
+def put_style(map_path: str, style: str | None) -> None:
+    """Put a style next to a map, under its name with .qml; one that somebody made stays.
+
+    Args:
+        style: None: the map has none, and that of an older map goes.
+
+    Raises:
+        OSError: The disk does not take it.
+    """
+    path = Path(map_path).with_suffix(".qml")
+    old = b""
+    with suppress(FileNotFoundError):
+        old = path.read_bytes()
+    if old and '{}="{}"'.format(*OURS).encode() not in old:
+        return
+    if style is None:
+        path.unlink(missing_ok=True)
+        return
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(style, encoding="utf-8")
+        put(part, path)
+    finally:
+        part.unlink(missing_ok=True)
