@@ -71,6 +71,7 @@ def _job(options: Namespace, placed: Placement, most_nodes: int | None) -> Job:
         image=options.image,
         output=options.output,
         venv=options.venv,
+        packed=options.packed,
         name=options.name,
         time=options.time,
         account=options.account,
@@ -135,6 +136,9 @@ def _parser() -> Arguments:
     script.add_argument("--time", default="2:00", metavar="H:MM", help="(%(default)s)")
     script.add_argument("--account", default="", help="project that pays")
     script.add_argument("--venv", default="", help="virtual environment to activate")
+    script.add_argument(
+        "--packed", default="", metavar="ENV.tar", help="of tilenet pack: each node unpacks it"
+    )
     script.add_argument("--queue", default="", help="default: the machine's")
     script.add_argument(
         "--stage", nargs="+", default=[], metavar="PATH", help="copy to the nodes' storage first"

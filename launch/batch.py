@@ -24,6 +24,15 @@ __all__ = ["AGAIN", "ending", "gets_on", "main"]
 
 AGAIN = -1  # in place of an exit code: the job comes again
 COPY = 'mkdir -p "$1" && cp -rp --parents "${@:2}" "$1"'  # on the nodes
+# Once per node and archive, though jobs of one user share a node or a job comes again
+UNPACK = """
+mkdir -p "${2%/*}" && exec 9>"$2.lock" && flock 9 && if [ ! -e "$2/.whole" ]; then
+    rm -rf "$2" && mkdir "$2" && tar -xf "$1" -C "$2" || exit 1
+    # of conda pack
+    [ ! -x "$2/bin/conda-unpack" ] || "$2/bin/python" "$2/bin/conda-unpack" || exit 1
+    touch "$2/.whole"
+fi
+"""
 
 
 def main(arguments: list[str]) -> int:
@@ -91,6 +100,8 @@ class _Job:
 
     def run(self) -> int:
         """The job's exit code, or AGAIN."""
+        if self.options.packed:
+            self._unpack()
         if self.options.stage:
             self._copy()
         code = self._train() if self.options.run else None
@@ -98,9 +109,25 @@ class _Job:
             code = self._map()
         return code or 0
 
-    def _copy(self) -> None:
+    def _storage(self) -> str:
+        """The user's folder on each node's own disk."""
         user = os.environ.get("USER") or pwd.getpwuid(os.getuid()).pw_name
-        self.steps.folder = f"{self.options.storage}/{user}/tilenet"
+        return f"{self.options.storage}/{user}"
+
+    def _unpack(self) -> None:
+        """Have each node unpack the environment; ranks find it on their PATH."""
+        archive = os.path.realpath(self.options.packed)
+        folder = f"{self._storage()}/tilenet-{os.stat(archive).st_mtime_ns:x}"
+        unpack = ["bash", "-c", UNPACK, "unpack", archive, folder]
+        if subprocess.run([*self.once_per_node, *unpack], check=False).returncode:
+            raise TilenetError(
+                f"the environment must be unpacked on the nodes ({archive} in {folder}); what tar "
+                "says above must be mended, or the job started without --packed"
+            )
+        os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
+
+    def _copy(self) -> None:
+        self.steps.folder = f"{self._storage()}/tilenet"
         copy = ["bash", "-c", COPY, "copy", self.steps.folder, *self.options.stage]
         if subprocess.run([*self.once_per_node, *copy], check=False).returncode:
             raise TilenetError(
@@ -156,6 +183,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--output", required=True, help="the run's folder")
     parser.add_argument("--predict", default="", help="more options of tilenet predict")
     parser.add_argument("--program", default="tilenet", help="tilenet, as ranks start it")
+    parser.add_argument("--packed", default="", help="unpacked on each node: of tilenet pack")
     parser.add_argument("--stage", nargs="*", default=[], help="copied to each node's storage")
     parser.add_argument("--storage", default="/tmp", help="folder of a node's own storage")
     parser.add_argument(

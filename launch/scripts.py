@@ -59,6 +59,7 @@ class Job:
         image: The raster to map; empty: make no map.
         output: The run's folder.
         venv: A virtual environment to activate; empty: no environment.
+        packed: The file of `tilenet pack`, which each node unpacks; empty: ranks read `venv`.
         name: The job's name in the queue.
         time: Limit of its time, as hours:minutes.
         account: Project that pays; empty: the machine's default.
@@ -74,6 +75,7 @@ class Job:
     image: str = "scene.tif"
     output: str = "out"
     venv: str = ""
+    packed: str = ""
     name: str = "tilenet"
     time: str = "2:00"
     account: str = ""
@@ -132,6 +134,7 @@ def _aim(job: Job) -> str:
 def _names(placed: Placement, job: Job) -> list[str]:
     """What to run, and on what."""
     storage = placed.machine.launch.node_storage or "/tmp"
+    packed = f"PACKED=${{PACKED-{shlex.quote(job.packed)}}} # of tilenet pack, for {storage}"
     return [
         "# CHANGE, here or in the environment: RUN= IMAGE=other.tif only maps another image",
         f"RUN=${{RUN-{shlex.quote(job.run)}}} # the run file; empty: only map",
@@ -141,6 +144,7 @@ def _names(placed: Placement, job: Job) -> list[str]:
         "PREDICT=${PREDICT-} # more of tilenet predict: --output probabilities --tile 1024",
         f"# To copy to each node's {storage}: relative paths of all the run file names, and IMAGE",
         f"STAGE=({shlex.join(job.stage)})",
+        *([f"{packed}; empty: ranks read VENV"] if job.packed else []),
     ]
 
 
@@ -156,6 +160,7 @@ def _batch(placed: Placement, job: Job, minutes: int) -> list[str]:
         words.append(f"--nodes {placed.nodes} {placed.ranks_per_node}")
     names = ("run", "plan", "image", "output", "predict")
     words += [f'--{name}="${name.upper()}"' for name in names]
+    words += ['--packed="$PACKED"'] if job.packed else []
     words += ['--stage "${STAGE[@]}"', f"--storage={shlex.quote(facts.node_storage or '/tmp')}"]
     words.append(f"--once-per-node={_as_word(once)}")
     if facts.program != ("tilenet",):
@@ -254,8 +259,8 @@ def _flux(placed: Placement, job: Job, minutes: int) -> list[str]:
 
 def _check(placed: Placement, job: Job) -> int:
     """The job's minutes, if all can be written."""
-    names = (job.run, job.plan, job.image, job.output, job.venv, job.account, job.queue, job.file)
-    for text in names:
+    names = (job.run, job.plan, job.image, job.output, job.venv, job.packed)
+    for text in (*names, job.account, job.queue, job.file):
         if re.search(r"[\x00-\x1f\x7f]", text):
             raise TilenetError(
                 f"what stands in a script must be one line each ({text!r}); rename it"

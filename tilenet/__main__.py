@@ -15,6 +15,7 @@ COMMANDS = (
     "profile",
     "job",
     "batch",
+    "pack",
     "train",
     "predict",
     "evaluate",
@@ -33,6 +34,7 @@ USAGE = """usage: tilenet COMMAND [options]
   profile    measure a network's layers on this machine's device, for plan
   job        command lines and a cluster's job script from a plan: tilenet job plan.json
   batch      run a job on its first node: what its script ends in
+  pack       the environment as one archive, for the nodes' own disks: tilenet pack ENV.tar
   train      train a network: tilenet train -c run.yaml
   predict    make a map: tilenet predict CHECKPOINT IMAGE OUT.tif
   evaluate   compare a map with labels: tilenet evaluate MAP LABELS
@@ -66,7 +68,7 @@ def _run(command: str, rest: list[str]) -> int:
     if command in COMMANDS:
         # Imported by name: the halo calculator answers at once, and MPI starts where it is used.
         # launch/ is installed in tilenet/, wherever it lies in a checkout.
-        rooms = {"job": "launch.__main__", "batch": "launch.batch"}
+        rooms = {"job": "launch.__main__", "batch": "launch.batch", "pack": "launch.pack"}
         name = rooms.get(command, f"cli.{command}")
         module = import_module(f"tilenet.{name}")
         return int(module.main(rest))

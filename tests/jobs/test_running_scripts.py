@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -341,6 +342,31 @@ def test_a_signal_to_training_that_finishes_is_not_lost(start: Start, tmp_path: 
     os.kill(job.pid, signal.SIGUSR1)
     assert ends(job) == (75, "train: finished\n")
     assert not [line for line in log(tmp_path) if "predict" in line]
+
+
+@pytest.mark.parametrize("name", ["summit", "pbs"])  # two nodes of one disk, in pbs
+def test_the_ranks_run_in_the_environment_that_each_node_unpacks(
+    start: Start, tmp_path: Path, name: str
+) -> None:
+    programs = {
+        "tilenet": "#!/bin/bash\necho packed in $0\nexec tools/tilenet $@\n",
+        "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
+        "conda-unpack": "print('conda', file=open(__file__ + '.said', 'a'))\n",
+    }
+    with tarfile.open(tmp_path / "env.tar", "w") as archive:
+        for program, text in programs.items():
+            archive.add(tool(tmp_path, "new", text), f"bin/{program}")
+    job = Job(packed="env.tar")
+    for _ in range(2):  # the second time it is there
+        code, output = ends(start("", name=name, job=job))
+        (folder,) = (tmp_path / "storage" / "me").glob("tilenet-*/")
+        assert (code, output.count(f"packed in {folder}/bin/tilenet\n")) == (0, 4)
+        assert (folder / "bin" / "conda-unpack.said").read_text() == "conda\n"
+    assert log(tmp_path) == both("predict", tmp_path) + both("train", tmp_path)
+    (tmp_path / "env.tar").write_text("none")
+    code, output = ends(start("", name=name, job=job))
+    assert code == 1
+    assert "the environment must be unpacked on the nodes" in output
 
 
 def test_files_are_copied_to_the_nodes_first(start: Start, tmp_path: Path) -> None:

@@ -26,7 +26,12 @@ STAGE = ("images", "labels/all.gpkg", "scene.tif")
 # What the scripts of jobs/ have not. File: machine, ranks, partitions, job
 JOBS = {
     "summit-straddling.lsf": ("summit", 64, 1, Job(account="ABC123", stage=STAGE)),
-    "frontier.sh": ("frontier", 8, 2, Job(account="ABC123", stage=STAGE, time="0:10")),
+    "frontier.sh": (
+        "frontier",
+        8,
+        2,
+        Job(account="ABC123", stage=STAGE, time="0:10", packed="env.tar"),
+    ),
     "slurm.sh": ("slurm", 5, 2, Job(queue="gpu", image="")),
     "slurm-elastic.sh": ("slurm", 4, 2, Job(most_nodes=4, stage=STAGE)),
     "pbs.sh": ("pbs", 10, 1, Job(queue="gpu", stage=STAGE, time="0:10")),

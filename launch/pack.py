@@ -1,0 +1,113 @@
+"""`tilenet pack ENV.tar`: the environment as one archive, which a job unpacks on each node.
+
+A rank that starts opens some thousand small files. From the nodes' own disks that takes nothing
+from the parallel file system, which reads one large file per node instead.
+"""
+
+import os
+import re
+import sys
+import tarfile
+from argparse import ArgumentParser
+from io import BytesIO
+from pathlib import Path
+
+from tilenet.errors import TilenetError, printable
+from tilenet.storage.atomic import put
+
+__all__ = ["main", "pack", "relocatable"]
+
+# The first lines of a program of an environment: as pip writes them, and where the path is long.
+FIRST_LINES = re.compile(
+    rb"#!(?P<short>/[^\n]*?)/(?P<name>python[\d.]*)\n"
+    rb"|#!/bin/sh\n'''exec' \"?(?P<long>/[^\n]*?)/(?P<long_name>python[\d.]*)\"? [^\n]*\n' '''\n"
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns its exit code: 0 done, 1 error, 2 usage."""
+    parser = ArgumentParser(
+        prog="tilenet pack",
+        description="Write the virtual environment in which tilenet runs as one archive, which "
+        "tilenet job --packed unpacks on each node.",
+    )
+    parser.add_argument("archive", metavar="ENV.tar", help="the file to write")
+    options = parser.parse_args(arguments)
+    path = Path(options.archive)
+    try:
+        outside = pack(Path(sys.prefix), path)
+    except TilenetError as error:
+        print(f"tilenet: {error}", file=sys.stderr)
+        return 1
+    if outside:
+        print(
+            f"not in it, since they were installed with pip install -e: {', '.join(outside)}; "
+            "ranks read them where they are (without -e they are packed)"
+        )
+    print(f"written: {printable(str(path))} ({path.stat().st_size / 2**20:.0f} MiB)")
+    print(f"its job: tilenet job plan.json --packed {printable(str(path))} --script job.sh")
+    return 0
+
+
+def pack(environment: Path, archive: Path) -> list[str]:
+    """Write a virtual environment as a tar archive that runs wherever it is unpacked.
+
+    Only the base Python must be where it was. Programs in bin/ find their Python next to
+    themselves, as those of `uv venv --relocatable` do.
+
+    Returns:
+        Packages that are elsewhere, since they were installed with `pip install -e`.
+
+    Raises:
+        TilenetError: It is no virtual environment, or the archive cannot be written.
+    """
+    if not (environment / "pyvenv.cfg").is_file():
+        raise TilenetError(
+            f"what is packed must be a virtual environment ({environment} has no pyvenv.cfg); "
+            "install tilenet into one (python -m venv), or write the archive of a conda "
+            "environment with conda pack"
+        )
+    part = archive.with_name(f"{archive.name}.part")
+    programs = environment / "bin"
+
+    def add(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        path = environment / member.name
+        if path.name == part.name and path.resolve() == part.resolve():
+            return None  # the archive itself, written into the environment's folder
+        if member.isreg() and path.parent == programs:
+            text = path.read_bytes()
+            changed = relocatable(text, environment)
+            if changed != text:
+                member.size = len(changed)
+                file.addfile(member, BytesIO(changed))
+                return None
+        return member
+
+    try:
+        with tarfile.open(part, "w") as file:
+            for path in sorted(environment.iterdir()):
+                file.add(path, path.name, filter=add)
+        put(part, archive)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise TilenetError(
+            f"the archive must be written to a disk with room for it ({archive}: "
+            f"{error.strerror}); name another file"
+        ) from error
+    names = {path.name for path in environment.glob("lib/python*/site-packages/__editable__.*.pth")}
+    return sorted(name.removeprefix("__editable__.").removesuffix(".pth") for name in names)
+
+
+def relocatable(program: bytes, environment: Path) -> bytes:
+    """The program of an environment, if it is a script of its Python, with a path that moves."""
+    lines = FIRST_LINES.match(program)
+    folder = lines and (lines["short"] or lines["long"])
+    if (
+        not lines
+        or not folder
+        or Path(os.fsdecode(folder)).resolve() != (environment / "bin").resolve()
+    ):
+        return program
+    name = lines["name"] or lines["long_name"]
+    beside = b'"$(dirname "$(realpath "$0")")"/' + name
+    return b"#!/bin/sh\n'''exec' " + beside + b" \"$0\" \"$@\"\n' '''\n" + program[lines.end() :]
