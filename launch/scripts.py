@@ -59,12 +59,12 @@ class Job:
         image: The raster to map; empty: make no map.
         output: The run's folder.
         venv: A virtual environment to activate; empty: no environment.
-        packed: The file of `tilenet pack`, which each node unpacks; empty: ranks read `venv`.
         name: The job's name in the queue.
         time: Limit of its time, as hours:minutes.
         account: Project that pays; empty: the machine's default.
         queue: The queue; empty: the machine's.
         stage: Relative paths of what is copied to the nodes first.
+        packed: The file of `tilenet pack`, which each node unpacks; empty: ranks read `venv`.
         file: Path of the script.
         most_nodes: Nodes to start with if as many are free; it goes on with fewer, down to the
             placement's; None: the placement's, always.
@@ -75,12 +75,12 @@ class Job:
     image: str = "scene.tif"
     output: str = "out"
     venv: str = ""
-    packed: str = ""
     name: str = "tilenet"
     time: str = "2:00"
     account: str = ""
     queue: str = ""
     stage: tuple[str, ...] = ()
+    packed: str = ""
     file: str = "job.sh"
     most_nodes: int | None = None
 
