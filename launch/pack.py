@@ -109,5 +109,5 @@ def relocatable(program: bytes, environment: Path) -> bytes:
     ):
         return program
     name = lines["name"] or lines["long_name"]
-    beside = b'"$(dirname "$(realpath "$0")")"/' + name
-    return b"#!/bin/sh\n'''exec' " + beside + b" \"$0\" \"$@\"\n' '''\n" + program[lines.end() :]
+    python = b'"$(dirname "$(realpath "$0")")"/' + name
+    return b"#!/bin/sh\n'''exec' " + python + b" \"$0\" \"$@\"\n' '''\n" + program[lines.end() :]
