@@ -288,7 +288,7 @@ class _Fused(torch.autograd.Function):
             weight = weight.repeat(ctx.repeats)
         if bias is not None:
             bias = bias.repeat(ctx.repeats)
-        # Written over deviations, which nobody else has.
+        # Written over deviations, which nothing else refers to.
         normal, into = centred, maps
         if shift is None:
             normal = torch.empty_like(centred)

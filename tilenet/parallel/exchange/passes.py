@@ -137,7 +137,7 @@ class StatisticPasses:
         """The first `stop` layers, on the devices that they are on in the whole network."""
         useless = unjoined(self.layers, stop)
         modules = [
-            # A stash that nobody pops would keep its map until the tile is done.
+            # A stash that is never popped would keep its map until the tile is done.
             nn.Identity() if index in useless else module
             for index, module in enumerate(list(network)[:stop])
         ]

@@ -141,7 +141,7 @@ class KeptMaps:
         return {n: whole for n, (whole, stop) in self.coming.items() if stop == whole.shape[2]}
 
     def clear(self) -> None:
-        """Let go of all, since sweeps wait for Python to find that nobody holds them."""
+        """Drop all maps now: a sweep that still refers to this object is freed later."""
         self.there, self.coming = {}, {}
 
     def finish(self, layer: int) -> None:
