@@ -92,10 +92,10 @@ def measure(side: int, repeats: int) -> list[dict[str, Any]]:
         made = {way: step_of(way, layers, side, comm) for way in WAYS}
         seconds = in_turns({way: step for way, (_, step) in made.items()}, repeats, comm.Barrier)
         for way, (network, step) in made.items():
-            before = network.around.sent
+            before = network.spatial.sent
             with LiveBytes() as live:
                 step()
-            sent = [after - one for after, one in zip(network.around.sent, before, strict=True)]
+            sent = [after - one for after, one in zip(network.spatial.sent, before, strict=True)]
             rows.append(
                 {
                     "ranks": comm.size, "norm": norm, "way": way, "seconds": seconds[way],

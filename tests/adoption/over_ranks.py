@@ -35,7 +35,7 @@ from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.model.choices import HaloMode
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
-from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.balance import likely_balance
 from tilenet.planning.compatibility import whole_image
@@ -119,7 +119,7 @@ def swept(case: AdoptedCase, comm: MPI.Intracomm, strip_rows: int, like: Run) ->
     def sweeps(rows: int, cols: int) -> Sweeps:
         return Sweeps(strip_edges(rows, strip_rows), maps_to_keep(case.layers, rows, cols))
 
-    pipe = SweptPipe(network, case.layers, CPU, "float64", sweeps, Line(comm))
+    pipe = SweptPipe(network, case.layers, CPU, "float64", sweeps, HaloChannel(comm))
     read, found = tiling.tiles[comm.rank].read, list[Tensor]()
     for number, image in enumerate(case.inputs()):
         mine = image[:, :, :, read.col : read.col + read.width].clone()

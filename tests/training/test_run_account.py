@@ -18,7 +18,7 @@ from test_same_as_whole_image import run_file, scenes_of
 
 from tilenet.errors import AgreedError
 from tilenet.library.whole_run import train
-from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.health import progress as peak_memory
 from tilenet.parallel.health.progress import EXCHANGING, ExchangeClock
 from tilenet.report import page as write
@@ -125,10 +125,10 @@ def test_what_waits_to_be_written_is_written_where_a_run_fails(
 def test_waiting_for_a_halo_is_counted(comm: MPI.Intracomm) -> None:
     other, part = 1 - comm.rank, torch.full((5,), float(comm.rank))
     EXCHANGING.take()
-    pending = Line(comm).start([], [(other, (5,))], part, 1) if comm.rank == 0 else None
+    pending = HaloChannel(comm).start([], [(other, (5,))], part, 1) if comm.rank == 0 else None
     if pending is None:
         time.sleep(0.2)
-        Line(comm).start([(other, part)], [], part, 1).wait()
+        HaloChannel(comm).start([(other, part)], [], part, 1).wait()
     else:
         assert pending.wait()[0].tolist() == [1.0] * 5
         assert EXCHANGING.take() > 0.1

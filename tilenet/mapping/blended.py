@@ -3,7 +3,7 @@
 Every pixel is the mean over the windows that hold it, each weighted by a Gaussian around its
 middle (σ an eighth of the window: Isensee et al., nnU-Net, 2021). Windows lie on one grid of the
 image and are added in one order, so tiles and ranks do not change the map; but it is not the
-module's map of the whole image, which nobody can have.
+module's map of the whole image, which no memory holds.
 """
 
 from collections.abc import Sequence

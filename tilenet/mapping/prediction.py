@@ -309,7 +309,7 @@ def _code_of(layer: Opaque, module: nn.Module | None, folder: Path) -> nn.Module
     """The module whose weights a checkpoint holds.
 
     Raises:
-        TilenetError: Nobody named it: a file of a stranger may not say which code is run.
+        TilenetError: None was given: a file may not say which code is run.
     """
     if module is None:
         raise no_code(layer, str(folder))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from tilenet.geometry.by_place import by_place
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network, build_network
-from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
@@ -79,9 +79,9 @@ class RunNetwork:
         if plan.swept:
             self._swaps, here = None, devices.partitions
             device_mpi = plan.rule.exchanged and _device_mpi(halos_from, devices, comm)
-            line = Line(self.image_comm, device_mpi=device_mpi)
+            channel = HaloChannel(self.image_comm, device_mpi=device_mpi)
             limit = device_bytes(request.keys, devices, comm)
-            self.pipe: AnyPipe = swept_pipe(plan, self.network, here, line, limit)
+            self.pipe: AnyPipe = swept_pipe(plan, self.network, here, channel, limit)
             return
         if plan.needs_all_tiles or any(by_place(layer) for layer in record.layers):
             self.network = spatial_network(

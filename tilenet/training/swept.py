@@ -8,7 +8,7 @@ import torch
 from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network
-from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.memory.trained_sweeps import plan_sweeps
@@ -23,14 +23,14 @@ def swept_pipe(
     plan: RunPlan,
     network: Network,
     devices: Sequence[torch.device],
-    line: Line,
+    channel: HaloChannel,
     device_bytes: int,
 ) -> SweptPipe:
     """What computes a rank's tiles with `halo_mode: sweep`.
 
     Args:
         devices: One per partition.
-        line: To the ranks that hold columns of the same image.
+        channel: To the ranks that hold columns of the same image.
         device_bytes: What a step may take on the device.
     """
     layers, precision = plan.record.layers, plan.record.precision
@@ -48,7 +48,7 @@ def swept_pipe(
         devices[0],
         precision,
         sweeps,
-        line,
+        channel,
         balance=plan.balance,
         devices=devices,
     )

@@ -20,7 +20,7 @@ from tilenet.geometry.ownership import AxisShares, LayerHalo, axis_shares, halo_
 from tilenet.geometry.windows import Window
 from tilenet.model.network import build_network
 from tilenet.parallel.exchange.conv import Shape, convolve
-from tilenet.parallel.exchange.halo import Journey, Line, extend, part_of
+from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend, part_of
 from tilenet.parallel.exchange.layers import spatial_layer
 from tilenet.parallel.exchange.norm import Cells, WholeImageNorm
 from tilenet.parallel.sums.values import global_sum
@@ -60,7 +60,7 @@ def assert_adjoint(
 
 
 class Around:
-    """Stands in for `Surroundings`: one layer on the ranks' shares of a map."""
+    """Stands in for `SpatialContext`: one layer on the ranks' shares of a map."""
 
     def __init__(
         self, layer: Layer, edges: tuple[list[int], list[int]], comm: MPI.Intracomm
@@ -68,10 +68,10 @@ class Around:
         rows, cols = (axis_shares((layer,), axis[-1], axis)[0] for axis in edges)
         place = divmod(comm.rank, len(edges[1]) - 1)
         self.halo = halo_of(rows, cols, place)
-        self.line = Line(comm)
+        self.channel = HaloChannel(comm)
 
-    def journey(self, index: int) -> Journey:
-        return Journey(self.halo, self.line, 2 * index)
+    def exchange(self, index: int) -> HaloExchange:
+        return HaloExchange(self.halo, self.channel, 2 * index)
 
 
 def asymmetric_halo(
@@ -102,9 +102,9 @@ REACHES = {
 def test_extend(comm: MPI.Intracomm, reach: tuple[int, int, int, int]) -> None:
     for seed, grid in enumerate(grids(comm.size)):
         halo = asymmetric_halo(grid, reach, comm.rank, seed)
-        journey = Journey(halo, Line(comm), 4)
+        exchange = HaloExchange(halo, HaloChannel(comm), 4)
         x = drawn(2, 3, halo.own.height, halo.own.width, seed=seed + comm.rank)
-        assert_adjoint(comm, lambda x, journey=journey: extend(x, journey, 0.0), x, seed)
+        assert_adjoint(comm, lambda x, exchange=exchange: extend(x, exchange, 0.0), x, seed)
 
 
 @pytest.mark.parametrize("reach", REACHES.values(), ids=REACHES)
@@ -114,7 +114,9 @@ def test_extend_gives_the_window_of_the_whole_map(
     for seed, grid in enumerate(grids(comm.size)):
         halo = asymmetric_halo(grid, reach, comm.rank, seed)
         whole = drawn(2, 3, grid[0] * 7 + 5, grid[1] * 7 + 5, seed=seed)
-        found = extend(part_of(whole, halo.own, 0, 0), Journey(halo, Line(comm), 4), 9.0)
+        found = extend(
+            part_of(whole, halo.own, 0, 0), HaloExchange(halo, HaloChannel(comm), 4), 9.0
+        )
         padded = nn.functional.pad(whole, (9, 9, 9, 9), value=9.0)
         top, bottom, left, right = halo.border
         window = Window(
@@ -138,17 +140,17 @@ def test_convolution(comm: MPI.Intracomm, kernel: int, dilation: int) -> None:
             for axis, parts in enumerate(grid)
         )
         around = Around(layer, edges, comm)  # type: ignore[arg-type]
-        own, journey = around.halo.own, around.journey(3)
+        own, exchange = around.halo.own, around.exchange(3)
         x = drawn(2, 2, own.height, own.width, seed=seed + comm.rank)
         weight = drawn(3, 2, kernel, kernel, seed=seed)
 
-        def of_x(x: Tensor, weight: Tensor = weight, journey: Journey = journey) -> Tensor:
-            return convolve(x, weight, None, shape, journey)
+        def of_x(x: Tensor, weight: Tensor = weight, exchange: HaloExchange = exchange) -> Tensor:
+            return convolve(x, weight, None, shape, exchange)
 
         assert_adjoint(comm, of_x, x, seed)
 
         weight.requires_grad_()
-        out = convolve(x, weight, None, shape, journey)
+        out = convolve(x, weight, None, shape, exchange)
         y = drawn(*out.shape, seed=7 + seed + comm.rank)
         out.backward(y)
         there = dot(comm, (out, y))

@@ -13,7 +13,7 @@ from tilenet.geometry.layers import Conv, Norm
 from tilenet.geometry.windows import Window
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin, OriginTracker
-from tilenet.parallel.exchange.layers import Surroundings
+from tilenet.parallel.exchange.layers import SpatialContext
 from tilenet.parallel.exchange.norm import Cells, WholeImageNorm
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
@@ -62,17 +62,17 @@ def test_float32_far_from_zero(comm: MPI.Intracomm, norm: str, level: int) -> No
 def test_each_layer_and_micro_batch_has_tags_of_its_own(comm: MPI.Intracomm) -> None:
     layers = (Conv(1, 1, padding=1),) * 40
     one = Case(layers, (20 * comm.size, 20), grids(comm.size)[-1])
-    around = Surroundings(layers, [25, 15], comm)
+    around = SpatialContext(layers, [25, 15], comm)
     layout = inspect_skip_layout([])
     tags = []
     for micro_batch in range(20):
         origin = Origin((3,), one.tiling, (comm.rank,), micro_batch)
         with use_skip_tracker(OriginTracker(layout, origin)):
-            tags += [around.journey(layer).tag for layer in range(40)]
+            tags += [around.exchange(layer).tag for layer in range(40)]
     both_ways = {tag + way for tag in tags for way in (0, 1)}
     assert len(both_ways) == 2 * 20 * 40
     assert min(both_ways) >= 0
     assert max(both_ways) <= 32_767  # MPI's least upper bound
-    lines = {id(around._lines[around._partition(layer)]) for layer in range(40)}
-    assert len(lines) == 2  # a communicator for each partition
+    channels = {id(around._channels[around._partition(layer)]) for layer in range(40)}
+    assert len(channels) == 2  # a communicator for each partition
     around.close()

@@ -107,17 +107,17 @@ def test_what_is_wrong_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> N
         right = sweeping._still_read
         monkeypatch.setattr(sweeping, "_still_read", lambda *of: right(*of) + 1)
     else:
-        journey = Sweep.journey
+        exchange = Sweep.exchange
 
         def bordered(self: Sweep, layer: int):  # type: ignore[no-untyped-def]
-            one = journey(self, layer)
+            one = exchange(self, layer)
             need, border = one.halo.need, one.halo.border
             if layer != 0 or border[0] or need.height < 8:
                 return one
             less = Window(need.row + 1, need.col, need.height - 1, need.width)
             return replace(one, halo=replace(one.halo, need=less, border=(1, *border[1:])))
 
-        monkeypatch.setattr(Sweep, "journey", bordered)
+        monkeypatch.setattr(Sweep, "exchange", bordered)
     with pytest.raises((AssertionError, RuntimeError)):
         check(adopted.layers, net, 3)
 

@@ -18,7 +18,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange import swept
-from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.trained_sweeps import maps_to_keep
 
@@ -53,7 +53,7 @@ def over_ranks(
     def sweeps(rows: int, cols: int) -> Sweeps:
         return Sweeps(strip_edges(rows, strip), maps_to_keep(layers, rows, cols))
 
-    pipe = SweptPipe(net, layers, CPU, "float64", sweeps, Line(comm))
+    pipe = SweptPipe(net, layers, CPU, "float64", sweeps, HaloChannel(comm))
     read = tiling.tiles[comm.rank].read
     net.zero_grad()
     mine = image[:, :, :, read.col : read.col + read.width].clone()
@@ -131,9 +131,9 @@ def test_nothing_is_computed_twice(comm: MPI.Intracomm) -> None:
     net = build_network(layers, 4, torch.float64).train()
     image, _ = pair(1, 2, 3)
     tiling = cut(*SIZE, Cut(grid=(1, comm.size)), HaloRule(0, 8, exchanged=True))
-    line = Line(comm)
+    channel = HaloChannel(comm)
     pipe = SweptPipe(
-        net, layers, CPU, "float64", lambda rows, _: Sweeps(strip_edges(rows, 16)), line
+        net, layers, CPU, "float64", lambda rows, _: Sweeps(strip_edges(rows, 16)), channel
     )
     read = tiling.tiles[comm.rank].read
     mine = image[:, :, :, read.col : read.col + read.width].clone()
@@ -142,7 +142,7 @@ def test_nothing_is_computed_twice(comm: MPI.Intracomm) -> None:
     with torch.no_grad(), FlopCounterMode(display=False) as shared:
         pipe(mine, Origin((0,), tiling, (comm.rank,)), lambda logits, _: logits.sum())
     assert comm.allreduce(shared.get_total_flops()) == alone.get_total_flops()
-    assert line.bytes > 0
+    assert channel.bytes > 0
 
 
 def test_a_halo_that_is_short_is_seen(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_a_halo_that_is_short_is_seen(comm: MPI.Intracomm, monkeypatch: pytest.M
     right = swept.Columns
     monkeypatch.setattr(
         "tilenet.parallel.exchange.swept_training.Columns",
-        lambda shares, number, line: right(shares, number, Line(None)),
+        lambda shares, number, channel: right(shares, number, HaloChannel(None)),
     )
     layers = unet_layers(UNetOptions(3, base=4, bands=2, classes=3))
     with pytest.raises(AssertionError):

@@ -331,7 +331,7 @@ def test_averages_of_a_smaller_map_are_enlarged_to_its_size(
         with on_tiles(layers, tiling, "exchange", comm) as network:
             assert_adjoint(comm, network, x, seed)
             found = network(x).detach()
-            rows, cols = (axis[-1].out_edges for axis in network.network.around.shares(tiling))
+            rows, cols = (axis[-1].out_edges for axis in network.network.spatial.shares(tiling))
         row, col = divmod(comm.rank, tiling.grid[1])
         out = Window(rows[row], cols[col], rows[row + 1] - rows[row], cols[col + 1] - cols[col])
         assert_close(comm, found, part_of(plain(whole).detach(), out, 0, 0), EXACT)

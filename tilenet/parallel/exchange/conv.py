@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tilenet.geometry.windows import Window
 from tilenet.parallel.exchange.halo import (
-    Journey,
+    HaloExchange,
     Parts,
     add_gradients,
     part_of,
@@ -32,9 +32,9 @@ class Shape:
     """A convolution of stride 1 that keeps sizes.
 
     Attributes:
-        kernel: Its width, odd.
+        kernel: Width of the kernel, odd.
         dilation: Distance between its taps.
-        groups: Groups of channels that are convolved apart.
+        groups: Number of groups of channels that are convolved apart.
     """
 
     kernel: int
@@ -54,17 +54,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class _Strip:
-    """A side of the halo, and what it reaches.
+    """A side of the halo, and the output cells that depend on it.
 
-    Those left and right are computed lying down: kernels are made for wide rows, and take twice as
-    long for high columns.
+    Sides on the left and right are transposed first: kernels are made for wide rows, and take twice
+    as long for high columns.
 
     Attributes:
         window: Window of the map; above and below corners are in it, left and right they are not.
         pad: Zeros around it (left, right, above, below), so that taps on own cells see nothing.
         taps: The taps that reach it: of the kernel's rows, or of its columns.
         along_rows: Whether it lies above or below.
-        reach: The output cells that it adds to, in the own window.
+        reach: Rows and columns of the output, in the own window, to which it adds.
     """
 
     window: Window
@@ -74,16 +74,16 @@ class _Strip:
     reach: tuple[slice, slice]
 
     def weight(self, weight: Tensor) -> Tensor:
-        """The part of the kernel that reaches the strip, not lying down."""
+        """The part of the kernel that reaches the strip, not transposed."""
         return weight[:, :, self.taps] if self.along_rows else weight[:, :, :, self.taps]
 
-    def lying(self, x: Tensor) -> Tensor:
-        """A map or a kernel (…, H, W) as the strip is computed, or back from there."""
+    def laid_out(self, x: Tensor) -> Tensor:
+        """A map or a kernel (…, H, W), transposed for strips on the left and right, or back."""
         return x if self.along_rows else x.mT
 
 
 def _strips(own: Window, takes: tuple[tuple[int, Window], ...], shape: Shape) -> list[_Strip]:
-    """The sides on which something is taken."""
+    """The sides of the halo that other ranks send."""
     halo, half = shape.halo, shape.half
     inner = shape.dilation * (half - 1)  # own cells that taps on the strip also look at
     everything = slice(None)
@@ -100,7 +100,9 @@ def _strips(own: Window, takes: tuple[tuple[int, Window], ...], shape: Shape) ->
         _Strip(Window(own.row, own.col + own.width, own.height, halo), (inner, 0, halo, halo),
                behind, False, (everything, slice(own.width - halo, None))),
     ]  # fmt: skip
-    return [one for one in candidates if any(_inside(taken, one.window) for _, taken in takes)]
+    return [
+        strip for strip in candidates if any(_inside(window, strip.window) for _, window in takes)
+    ]
 
 
 def _inside(a: Window, b: Window) -> bool:
@@ -108,7 +110,7 @@ def _inside(a: Window, b: Window) -> bool:
 
 
 def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, journey: Journey
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, exchange: HaloExchange
 ) -> Tensor:
     """The convolution of the whole map, on this rank's own cells. Collective.
 
@@ -116,7 +118,7 @@ def convolve(
         x: This rank's own window, (B, C, H, W), at least as wide as the halo.
         weight: (O, C / groups, kernel, kernel).
         bias: (O,) or None.
-        journey: From whom the halo comes.
+        exchange: Says which ranks send the halo.
 
     Returns:
         (B, O, H, W).
@@ -127,29 +129,36 @@ def convolve(
         x, weight = x.to(dtype), weight.to(dtype)
         bias = bias if bias is None else bias.to(dtype)
     with torch.autocast(kind, enabled=False):
-        y: Tensor = _Convolve.apply(x, weight, bias, shape, journey)  # type: ignore[no-untyped-call]
+        y: Tensor = _Convolve.apply(x, weight, bias, shape, exchange)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, journey: Journey
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        shape: Shape,
+        exchange: HaloExchange,
     ) -> Tensor:
-        halo = journey.halo
-        pending = start_halos(x, journey)
+        halo = exchange.halo
+        pending = start_halos(x, exchange)
         y = F.conv2d(
             x, weight, bias, padding=shape.halo, dilation=shape.dilation, groups=shape.groups
         )
-        taken = list(zip((window for _, window in halo.takes), pending.wait(), strict=True))
+        arrived = list(zip((window for _, window in halo.takes), pending.wait(), strict=True))
         ctx.strips = _strips(halo.own, halo.takes, shape)
-        filled = [_fill(strip, taken, x) for strip in ctx.strips]
+        filled = [_fill(strip, arrived, x) for strip in ctx.strips]
         for strip, values in zip(ctx.strips, filled, strict=True):
             rows, cols = strip.reach
-            taps = strip.lying(strip.weight(weight))
-            more = F.conv2d(strip.lying(values), taps, dilation=shape.dilation, groups=shape.groups)
-            y[:, :, rows, cols] += strip.lying(more)
-        ctx.shape, ctx.journey, ctx.has_bias = shape, journey, bias is not None
+            taps = strip.laid_out(strip.weight(weight))
+            more = F.conv2d(
+                strip.laid_out(values), taps, dilation=shape.dilation, groups=shape.groups
+            )
+            y[:, :, rows, cols] += strip.laid_out(more)
+        ctx.shape, ctx.exchange, ctx.has_bias = shape, exchange, bias is not None
         ctx.save_for_backward(x, weight, *filled)
         return y
 
@@ -159,57 +168,57 @@ class _Convolve(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         (gradient,) = grads
         x, weight, *filled = ctx.saved_tensors
-        shape, halo, strips = ctx.shape, ctx.journey.halo, ctx.strips
+        shape, halo, strips = ctx.shape, ctx.exchange.halo, ctx.strips
         wants_x, wants_weight = ctx.needs_input_grad[:2]
-        added, found = [], []
+        weight_gradients, strip_gradients = [], []
         for strip, values in zip(strips, filled, strict=True):
             rows, cols = strip.reach
             to_values, to_weight, _ = torch.ops.aten.convolution_backward(
-                strip.lying(gradient[:, :, rows, cols]), strip.lying(values),
-                strip.lying(strip.weight(weight)), None, [1, 1], [0, 0],
+                strip.laid_out(gradient[:, :, rows, cols]), strip.laid_out(values),
+                strip.laid_out(strip.weight(weight)), None, [1, 1], [0, 0],
                 [shape.dilation] * 2, False, [0, 0], shape.groups, [wants_x, wants_weight, False],
             )  # fmt: skip
-            added.append(strip.lying(to_weight) if wants_weight else to_weight)
-            found.append(strip.lying(to_values) if wants_x else to_values)
+            weight_gradients.append(strip.laid_out(to_weight) if wants_weight else to_weight)
+            strip_gradients.append(strip.laid_out(to_values) if wants_x else to_values)
         if wants_x:
-            back = _collect(halo.takes, strips, found)
-            pending = start_gradients(back, x.shape[1], gradient, ctx.journey)
+            halo_gradients = _collect(halo.takes, strips, strip_gradients)
+            pending = start_gradients(halo_gradients, x.shape[1], gradient, ctx.exchange)
         to_x, to_weight, to_bias = torch.ops.aten.convolution_backward(
             gradient, x, weight, [len(weight)] if ctx.has_bias else None, [1, 1], [shape.halo] * 2,
             [shape.dilation] * 2, False, [0, 0], shape.groups,
             [wants_x, wants_weight, ctx.has_bias],
         )  # fmt: skip
         if wants_weight:
-            for strip, more in zip(strips, added, strict=True):
+            for strip, more in zip(strips, weight_gradients, strict=True):
                 strip.weight(to_weight).add_(more)
         if wants_x:
             add_gradients(to_x, pending, halo)
         return to_x, to_weight, to_bias, None, None
 
 
-def _fill(strip: _Strip, taken: list[tuple[Window, Tensor]], like: Tensor) -> Tensor:
-    """A strip's values, with zeros where nothing was taken."""
+def _fill(strip: _Strip, arrived: list[tuple[Window, Tensor]], like: Tensor) -> Tensor:
+    """A strip's values, with zeros where no rank sent any."""
     left, right, above, below = strip.pad
     size = strip.window.height + above + below, strip.window.width + left + right
     # Lies in memory as it is computed.
     shape = size if strip.along_rows else size[::-1]
-    values = strip.lying(like.new_zeros((*like.shape[:2], *shape)))
+    values = strip.laid_out(like.new_zeros((*like.shape[:2], *shape)))
     row, col = strip.window.row - above, strip.window.col - left
-    for window, part in taken:
+    for window, part in arrived:
         if _inside(window, strip.window):
             part_of(values, window, row, col).copy_(part)
     return values
 
 
 def _collect(
-    takes: tuple[tuple[int, Window], ...], strips: list[_Strip], found: list[Tensor]
+    takes: tuple[tuple[int, Window], ...], strips: list[_Strip], strip_gradients: list[Tensor]
 ) -> Parts:
-    """The gradients of what was taken, out of those of the strips."""
-    back = []
+    """The gradients of the windows that were taken, cut out of those of the strips."""
+    halo_gradients = []
     for rank, window in takes:
-        for strip, gradient in zip(strips, found, strict=True):
+        for strip, gradient in zip(strips, strip_gradients, strict=True):
             if _inside(window, strip.window):
                 left, _, above, _ = strip.pad
                 row, col = strip.window.row - above, strip.window.col - left
-                back.append((rank, part_of(gradient, window, row, col)))
-    return back
+                halo_gradients.append((rank, part_of(gradient, window, row, col)))
+    return halo_gradients

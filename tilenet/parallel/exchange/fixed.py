@@ -1,9 +1,9 @@
-"""Layers with given statistics of a whole image, which were found tile after tile.
+"""Layers with fixed statistics of a whole image, which are computed tile after tile.
 
-Of norms, count, mean and sum of squared deviations are found per tile, deviations from the tile's
-own mean, and merged tile by tile (Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm
+Norms take count, mean and sum of squared deviations from the tile's own mean, which are computed
+per tile and merged tile by tile (Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm
 for computing sample variances", 1979): in float64, and without E[x²] − E[x]², which has no digits
-left for pixels far from zero. Of global pools, sums of each bin's cells are added.
+left for pixels far from zero. Global pools take sums of each bin's cells, which are added.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from tilenet.parallel.exchange.whole_maps import AveragedOver, bin_sums
 
 __all__ = ["FixedNorm", "FixedPool", "Moments", "Statistic", "moments_of", "statistic_of"]
 
-CHUNK_CELLS = 1 << 21  # of a tile that are in float64 at once
+CHUNK_CELLS = 1 << 21  # cells of a tile that are held in float64 at a time
 
-Values = NDArray[np.float64]  # of a statistic, in one row
+Values = NDArray[np.float64]  # the values of a statistic, in one row
 
 
 class Statistic(Protocol):
-    """What a layer takes of a whole image, found tile after tile.
+    """A statistic of a whole image that a layer needs, computed tile after tile.
 
     Attributes:
         num_values: Length of the row.
@@ -36,17 +36,17 @@ class Statistic(Protocol):
     num_values: int
 
     def find(self, x: Tensor, where: AveragedOver) -> Values:
-        """That of the own cells of a tile's map (1, C, H, W)."""
+        """The statistic of the own cells of a tile's map (1, C, H, W)."""
 
-    def merged(self, one: Values, other: Values) -> Values:
-        """That of both, in this order."""
+    def merged(self, first: Values, second: Values) -> Values:
+        """The statistic of both sets of cells; the order decides how sums round."""
 
     def fixed(self, plain: nn.Module, values: Values) -> nn.Module:
-        """The layer that uses it, in the place of the plain one."""
+        """The layer that uses these values, in the place of the plain one."""
 
 
 def statistic_of(layer: Layer) -> Statistic:
-    """What a norm or a global pool takes."""
+    """The statistic that a norm or a global pool needs."""
     if isinstance(layer, GlobalPool):
         return OfMaximum(layer) if layer.takes == "maximum" else OfPool(layer)
     assert isinstance(layer, Norm)
@@ -63,9 +63,9 @@ class OfNorm:
         """Moments of a tile's own cells."""
         return moments_of(x, where.cells.own[0]).row
 
-    def merged(self, one: Values, other: Values) -> Values:
+    def merged(self, first: Values, second: Values) -> Values:
         """Moments of both sets of cells."""
-        return Moments.of_row(one).merged(Moments.of_row(other)).row
+        return Moments.of_row(first).merged(Moments.of_row(second)).row
 
     def fixed(self, plain: nn.Module, values: Values) -> nn.Module:
         """The norm with these moments."""
@@ -73,18 +73,18 @@ class OfNorm:
 
 
 class OfPool:
-    """Averages of each bin: sums of what its cells count in it."""
+    """Averages of each bin, as sums of its weighted cells."""
 
     def __init__(self, layer: GlobalPool) -> None:
         self.layer, self.num_values = layer, layer.out_channels * layer.bins**2
 
     def find(self, x: Tensor, where: AveragedOver) -> Values:
-        """What a tile's own cells add to the averages."""
+        """The contribution of a tile's own cells to the averages."""
         return bin_sums(x, self.layer, where)[0].flatten().cpu().numpy()
 
-    def merged(self, one: Values, other: Values) -> Values:
-        """The sum."""
-        return one + other
+    def merged(self, first: Values, second: Values) -> Values:
+        """The sum of both contributions."""
+        return first + second
 
     def fixed(self, plain: nn.Module, values: Values) -> nn.Module:
         """The whole map itself."""
@@ -92,19 +92,19 @@ class OfPool:
 
 
 class OfMaximum:
-    """The largest value of each channel, behind a 1: a row of zeros is no cell's."""
+    """The largest value of each channel, after a 1 that tells it from a tile without cells."""
 
     def __init__(self, layer: GlobalPool) -> None:
         self.num_values = 1 + layer.out_channels
 
     def find(self, x: Tensor, where: AveragedOver) -> Values:
-        """That of a tile's own cells."""
+        """A 1 and the largest values of a tile's own cells."""
         own = part_of(x, where.cells.own[0], 0, 0)[0].double()
         return np.array((1.0, *own.amax((1, 2)).tolist()))
 
-    def merged(self, one: Values, other: Values) -> Values:
-        """The larger ones."""
-        return np.maximum(one, other)
+    def merged(self, first: Values, second: Values) -> Values:
+        """The larger of both values, channel by channel."""
+        return np.maximum(first, second)
 
     def fixed(self, plain: nn.Module, values: Values) -> nn.Module:
         """The whole map itself."""
@@ -124,11 +124,11 @@ class FixedPool(nn.Module):
 
 @dataclass(frozen=True)
 class Moments:
-    """Of each channel's cells.
+    """Moments of each channel's cells.
 
     Attributes:
         count: Cells per channel.
-        mean: (C,).
+        mean: Mean of each channel, (C,).
         squares: Sums of squared deviations from the mean, (C,).
     """
 
@@ -143,7 +143,7 @@ class Moments:
 
     @classmethod
     def of_row(cls, row: Values) -> "Moments":
-        """The moments whose row that is."""
+        """The inverse of `row`."""
         channels = len(row) // 2
         return cls(float(row[0]), row[1 : 1 + channels], row[1 + channels :])
 
@@ -187,7 +187,7 @@ class FixedNorm(nn.Module):
 
     Args:
         plain: The module that it replaces, whose parameters it keeps under their names.
-        layer: Its description.
+        layer: Description of that module.
         moments: Moments of the image's own cells, per channel.
     """
 

@@ -1,9 +1,9 @@
 """Halos of feature maps travel between the ranks of an image; in backward their gradients go back.
 
-Three layers: integers say who sends what (`geometry.ownership.LayerHalo`), a `Line` moves tensors,
-and `extend` is the autograd function: a rank's own window in, the window that a layer needs out.
-Its backward is the true adjoint: what a rank took, it sends the gradient of, and what it gave, it
-adds the gradients to.
+Three layers: integers say who sends what (`geometry.ownership.LayerHalo`), a `HaloChannel`
+moves tensors, and `extend` is the autograd function: a rank's own window in, the window that a
+layer needs out. Its backward is the true adjoint: a rank sends the gradients of the cells that it
+took, and adds the gradients that it receives to those of the cells that it gave.
 
 All parts of a halo, corners included, travel in one phase: each is posted before the first is
 waited for, so that a layer can compute its interior meanwhile.
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "Journey",
-    "Line",
+    "HaloChannel",
+    "HaloExchange",
     "Parts",
     "add_gradients",
     "extend",
@@ -39,7 +39,7 @@ __all__ = [
 Parts = Sequence[tuple[int, Tensor]]  # (rank, contiguous tensor)
 
 
-class Line:
+class HaloChannel:
     """Moves tensors between the ranks of an image, for the layers of one partition.
 
     Args:
@@ -49,9 +49,8 @@ class Line:
         device_mpi: Hand device memory to MPI as it is, instead of staging it through pinned memory.
 
     Attributes:
-        comm: Ranks between which it moves them; None: there are none.
-        messages: Sent so far.
-        bytes: Sent so far.
+        messages: Number of messages sent so far.
+        bytes: Bytes sent so far.
     """
 
     def __init__(self, comm: "MPI.Intracomm | None", *, device_mpi: bool = False) -> None:
@@ -66,9 +65,9 @@ class Line:
         """Post all messages of a layer.
 
         Args:
-            gives: What goes to whom.
-            takes: Shapes of what comes from whom.
-            like: Has the dtype and the device of what comes.
+            gives: Tensors to send, each with its receiver.
+            takes: Shapes of the tensors to receive, each with its sender.
+            like: A tensor with the dtype and the device of those to receive.
             tag: The same on both sides, and of no other layer and micro-batch under way.
         """
         if self.comm is None or not (gives or takes):
@@ -113,7 +112,7 @@ class Pending:
         self._requests, self._device = requests, device
 
     def wait(self) -> list[Tensor]:
-        """What arrived, on the layer's device."""
+        """Wait for all messages; return the received tensors, on the layer's device."""
         if self._requests:
             from mpi4py import MPI
 
@@ -129,23 +128,23 @@ def _pinned(part: Tensor) -> Tensor:
 
 
 def _buffer(part: Tensor) -> "Tensor | NDArray[np.uint8]":
-    """What mpi4py takes, as bytes: numpy knows no bfloat16."""
+    """A tensor as bytes for mpi4py: numpy knows no bfloat16."""
     raw = part.reshape(-1).view(torch.uint8)
     return raw if raw.is_cuda else raw.numpy()
 
 
 @dataclass(frozen=True)
-class Journey:
+class HaloExchange:
     """One layer's exchange for one micro-batch.
 
     Attributes:
-        halo: Who sends what.
-        line: Line on which it travels.
-        tag: Tag of the way there; the way back has the next one.
+        halo: The windows that each rank sends and receives.
+        channel: The channel that moves them.
+        tag: Tag of the messages in forward; those in backward have the next one.
     """
 
     halo: LayerHalo
-    line: Line
+    channel: HaloChannel
     tag: int
 
 
@@ -155,34 +154,34 @@ def part_of(x: Tensor, window: Window, row: int, col: int) -> Tensor:
     return x[:, :, top : top + window.height, left : left + window.width]
 
 
-def extend(x: Tensor, journey: Journey, fill: float) -> Tensor:
+def extend(x: Tensor, exchange: HaloExchange, fill: float) -> Tensor:
     """The window of a map that a layer needs, from the one that each rank owns. Collective.
 
     Args:
         x: This rank's own window, (B, C, H, W).
-        journey: From whom the rest comes.
-        fill: What the layer sees outside of the image.
+        exchange: Says which ranks send the rest.
+        fill: Value of the cells outside of the image.
 
     Returns:
         (B, C, above + need.height + below, left + need.width + right).
     """
-    extended: Tensor = _Extend.apply(x, journey, fill)  # type: ignore[no-untyped-call]
+    extended: Tensor = _Extend.apply(x, exchange, fill)  # type: ignore[no-untyped-call]
     return extended
 
 
 class _Extend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, journey: Journey, fill: float) -> Tensor:
-        halo = journey.halo
-        ctx.journey, ctx.shape = journey, x.shape
+    def forward(ctx: Any, x: Tensor, exchange: HaloExchange, fill: float) -> Tensor:
+        halo = exchange.halo
+        ctx.exchange, ctx.shape = exchange, x.shape
         own, need = halo.own, halo.need
-        pending = start_halos(x, journey)
+        pending = start_halos(x, exchange)
         top, bottom, left, right = halo.border
         shape = (*x.shape[:2], top + need.height + bottom, left + need.width + right)
         extended = x.new_full(shape, fill) if any(halo.border) else x.new_empty(shape)
         row, col = need.row - top, need.col - left  # of the extended window's first cell
-        kept = _common(own, need)
-        part_of(extended, kept, row, col).copy_(part_of(x, kept, own.row, own.col))
+        common = _common(own, need)
+        part_of(extended, common, row, col).copy_(part_of(x, common, own.row, own.col))
         for (_, window), part in zip(halo.takes, pending.wait(), strict=True):
             part_of(extended, window, row, col).copy_(part)
         return extended
@@ -190,37 +189,37 @@ class _Extend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = grads
-        halo: LayerHalo = ctx.journey.halo
+        halo: LayerHalo = ctx.exchange.halo
         own, need = halo.own, halo.need
         row, col = need.row - halo.border[0], need.col - halo.border[2]
-        back = [(rank, part_of(gradient, window, row, col)) for rank, window in halo.takes]
-        pending = start_gradients(back, gradient.shape[1], gradient, ctx.journey)
-        mine = gradient.new_zeros(ctx.shape)
-        kept = _common(own, need)
-        part_of(mine, kept, own.row, own.col).copy_(part_of(gradient, kept, row, col))
-        add_gradients(mine, pending, halo)
-        return mine, None, None
+        taken = [(rank, part_of(gradient, window, row, col)) for rank, window in halo.takes]
+        pending = start_gradients(taken, gradient.shape[1], gradient, ctx.exchange)
+        own_gradient = gradient.new_zeros(ctx.shape)
+        common = _common(own, need)
+        part_of(own_gradient, common, own.row, own.col).copy_(part_of(gradient, common, row, col))
+        add_gradients(own_gradient, pending, halo)
+        return own_gradient, None, None
 
 
-def start_halos(x: Tensor, journey: Journey) -> Pending:
-    """Send the parts of this rank's own window that others need; expect theirs."""
-    halo = journey.halo
+def start_halos(x: Tensor, exchange: HaloExchange) -> Pending:
+    """Send the parts of this rank's own window that others need; post receives for the halo."""
+    halo = exchange.halo
     shape = x.shape[:2]
     gives = [(r, part_of(x, w, halo.own.row, halo.own.col).contiguous()) for r, w in halo.gives]
     takes = [(r, (*shape, w.height, w.width)) for r, w in halo.takes]
-    return journey.line.start(gives, takes, x, journey.tag)
+    return exchange.channel.start(gives, takes, x, exchange.tag)
 
 
-def start_gradients(back: Parts, channels: int, like: Tensor, journey: Journey) -> Pending:
-    """Send the gradients of what was taken; expect those of what was given."""
+def start_gradients(taken: Parts, channels: int, like: Tensor, exchange: HaloExchange) -> Pending:
+    """Send the gradients of cells that were taken; post receives for those of cells given."""
     shape = like.shape[0], channels
-    takes = [(r, (*shape, w.height, w.width)) for r, w in journey.halo.gives]
-    gives = [(r, part.contiguous()) for r, part in back]
-    return journey.line.start(gives, takes, like, journey.tag + 1)
+    takes = [(r, (*shape, w.height, w.width)) for r, w in exchange.halo.gives]
+    gives = [(r, part.contiguous()) for r, part in taken]
+    return exchange.channel.start(gives, takes, like, exchange.tag + 1)
 
 
 def add_gradients(gradient: Tensor, pending: Pending, halo: LayerHalo) -> None:
-    """Add what arrives to the gradient of this rank's own window."""
+    """Add the gradients that arrive to that of this rank's own window."""
     for (_, window), part in zip(halo.gives, pending.wait(), strict=True):
         part_of(gradient, window, halo.own.row, halo.own.col).add_(part)
 

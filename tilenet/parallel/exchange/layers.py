@@ -23,31 +23,31 @@ from tilenet.model.cellwise import kernel_of
 from tilenet.model.modules import block_max
 from tilenet.model.skips import Origin, origin_under_way
 from tilenet.parallel.exchange.conv import Shape, convolve
-from tilenet.parallel.exchange.halo import Journey, Line, extend
+from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Surroundings", "here", "spatial_layer", "without_border"]
+__all__ = ["SpatialContext", "here", "spatial_layer", "without_border"]
 
 # Tags name a layer and a micro-batch as far as MPI's least number of tags (32 768) goes: messages
 # between two ranks with one tag keep their order anyway.
 TAG_LAYERS, TAG_MICRO_BATCHES = 256, 64  # × 2 ways
 
 
-class Surroundings:
-    """What the layers of a rank's network know of the ranks around it.
+class SpatialContext:
+    """What the layers of a rank's network know of the other ranks of the image.
 
     Args:
-        layers: The network's.
+        layers: The network's layers.
         balance: Layers per partition.
         image_comm: The ranks that hold the same image, row by row of the grid. None: there are no
-            others, and zeros come from them (see `halo.Line`).
+            others, and zeros come from them (see `HaloChannel`).
         step_comm: All ranks of a step; only batch norm sums over them.
         device_mpi: Whether MPI takes device memory.
 
     Attributes:
-        grids: Of the input and of each layer's output.
+        grids: Grids of the input and of each layer's output.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Surroundings:
     ) -> None:
         self.layers, self.grids = layers, map_grids(layers)
         self._ends = tuple(accumulate(balance))
-        # One of each per partition: partitions compute in threads of their own.
+        # One duplicate per partition: partitions compute in threads of their own.
         self._image_comms = [image_comm.Dup() if image_comm else None for _ in balance]
         self._step_comms = [step_comm.Dup() if step_comm else None for _ in balance]
-        self._lines = [Line(one, device_mpi=device_mpi) for one in self._image_comms]
+        self._channels = [HaloChannel(comm, device_mpi=device_mpi) for comm in self._image_comms]
         self._shares: dict[tuple[int, int], tuple[tuple[AxisShares, ...], ...]] = {}
         self._halos: dict[tuple[int, int, int, int], LayerHalo] = {}
 
@@ -82,14 +82,14 @@ class Surroundings:
         return self._image_comms[self._partition(layer)]
 
     def shares(self, tiling: Tiling) -> tuple[tuple[AxisShares, ...], ...]:
-        """Shares of each layer's maps, along rows and along columns."""
+        """The ranks' shares of each layer's maps, along rows and along columns."""
         size = tiling.extended
         if size not in self._shares:
             self._shares[size] = tiling_shares(self.layers, tiling)
         return self._shares[size]
 
-    def journey(self, layer: int) -> Journey:
-        """What the layer exchanges for the micro-batch that this thread computes."""
+    def exchange(self, layer: int) -> HaloExchange:
+        """The layer's exchange of halos for the micro-batch that this thread computes."""
         origin = here()
         assert origin.tiling is not None
         tile = origin.tiles[0]  # all samples of a micro-batch stand at the same place
@@ -99,12 +99,14 @@ class Surroundings:
             place = divmod(tile, origin.tiling.grid[1])
             self._halos[where] = halo_of(rows[layer], cols[layer], place)
         tag = (layer % TAG_LAYERS * TAG_MICRO_BATCHES + origin.micro_batch % TAG_MICRO_BATCHES) * 2
-        return Journey(self._halos[where], self._lines[self._partition(layer)], tag)
+        return HaloExchange(self._halos[where], self._channels[self._partition(layer)], tag)
 
     @property
     def sent(self) -> tuple[int, int]:
         """Messages and bytes that this rank has sent for halos."""
-        return sum(line.messages for line in self._lines), sum(line.bytes for line in self._lines)
+        return sum(channel.messages for channel in self._channels), sum(
+            channel.bytes for channel in self._channels
+        )
 
     def close(self) -> None:
         """Give the communicators back. Collective."""
@@ -121,40 +123,40 @@ def here() -> Origin:
 
 
 class Halos(Protocol):
-    """Where layers get what they look at from.
+    """The source of the cells around a rank's own ones: other ranks, or rows that a sweep holds.
 
     Attributes:
-        grids: Of the input and of each layer's output.
+        grids: Grids of the input and of each layer's output.
     """
 
     grids: tuple[Grid, ...]
 
-    def journey(self, layer: int) -> Journey:
-        """What the layer looks at for what this thread computes."""
+    def exchange(self, layer: int) -> HaloExchange:
+        """The layer's exchange of halos for the cells that this thread computes."""
 
 
-def spatial_layer(layer: Layer, index: int, module: nn.Module, around: Halos) -> nn.Module:
+def spatial_layer(layer: Layer, index: int, module: nn.Module, spatial: Halos) -> nn.Module:
     """The module that gives the layer's output on a rank's own cells.
 
     Raises:
-        TilenetError: How the layer could be cut is not known.
+        TilenetError: The layer is not known to the exchange.
     """
     match layer:
         case Conv(kernel=1, stride=1, padding=0, extra=0, cols=()):
             return module
         case Conv():
-            return SpatialConv(module, index, around, layer)
+            return SpatialConv(module, index, spatial, layer)
         case Pool():
-            return SpatialPool(module, index, around, layer)
+            return SpatialPool(module, index, spatial, layer)
         case Upsample(mode="bilinear" | "bicubic"):
-            return EnlargedByCells(module, index, around, layer)
+            return EnlargedByCells(module, index, spatial, layer)
         case Upsample(mode="nearest" | "shuffle") if (
-            around.grids[index].origin % around.grids[index].stride
+            spatial.grids[index].origin % spatial.grids[index].stride
         ):
             # Ranks do not own just what their own cells are enlarged to.
-            return EnlargedByCells(module, index, around, layer)
+            return EnlargedByCells(module, index, spatial, layer)
         case TransposedConv():
-            return AnyTransposedConv(module, index, around, layer)
+            return AnyTransposedConv(module, index, spatial, layer)
         case Norm():
             raise AssertionError("norms are norm.py's")
         case _ if type(layer).needs is Layer.needs or isinstance(layer, Upsample):
@@ -171,9 +173,9 @@ class _Spatial(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, module: nn.Module, index: int, around: Halos) -> None:
+    def __init__(self, module: nn.Module, index: int, spatial: Halos) -> None:
         super().__init__()
-        # Not a child: its parameters are registered here, under the names that they had.
+        # Not a child module: its parameters are registered here, under the names that they had.
         self.__dict__["plain"] = module
         for name, parameter in module.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
@@ -181,7 +183,7 @@ class _Spatial(nn.Module):
             self.register_buffer(name, buffer)
         if "bias" not in self._parameters:
             self.register_parameter("bias", None)
-        self.index, self.around = index, around
+        self.index, self.spatial = index, spatial
 
     def extra_repr(self) -> str:
         return f"{self.__dict__['plain']}, layer={self.index}"
@@ -190,23 +192,23 @@ class _Spatial(nn.Module):
 class SpatialConv(_Spatial):
     """A convolution with any kernel, stride, dilation and padding."""
 
-    def __init__(self, module: nn.Module, index: int, around: Halos, layer: Conv) -> None:
-        super().__init__(module, index, around)
+    def __init__(self, module: nn.Module, index: int, spatial: Halos, layer: Conv) -> None:
+        super().__init__(module, index, spatial)
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        journey, layer = self.around.journey(self.index), self.layer
+        exchange, layer = self.spatial.exchange(self.index), self.layer
         kernel = kernel_of(layer, self, x)
         # Ranks may differ in this: their messages are the same.
-        same = journey.halo.own == journey.halo.out
+        same = exchange.halo.own == exchange.halo.out
         if same and not takes_copy(layer, x.shape[0] * x.shape[2] * x.shape[3]):
             shape = Shape(layer.kernel, layer.dilation, layer.groups)
-            return convolve(x, kernel, self.bias, shape, journey)
+            return convolve(x, kernel, self.bias, shape, exchange)
         if layer.edge != "zeros":
-            padding, extended = (0, 0), _with_edge(x, journey, layer.edge)
+            padding, extended = (0, 0), _with_edge(x, exchange, layer.edge)
         else:
-            padding, journey = _padded_columns(layer, journey)
-            extended = _extended(x, journey, 0.0)
+            padding, exchange = _padded_columns(layer, exchange)
+            extended = _extended(x, exchange, 0.0)
         dilation = layer.dilation, layer.along_cols.dilation
         return F.conv2d(extended, kernel, self.bias, layer.stride, padding, dilation, layer.groups)
 
@@ -214,20 +216,20 @@ class SpatialConv(_Spatial):
 class SpatialPool(_Spatial):
     """A maximum, whose border is −∞, or an average, whose border counts as zeros."""
 
-    def __init__(self, module: nn.Module, index: int, around: Halos, layer: Pool) -> None:
-        super().__init__(module, index, around)
+    def __init__(self, module: nn.Module, index: int, spatial: Halos, layer: Pool) -> None:
+        super().__init__(module, index, spatial)
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        whole = self.around.journey(self.index)
-        padding, journey = _padded_columns(self.layer, whole)
+        whole = self.spatial.exchange(self.index)
+        padding, exchange = _padded_columns(self.layer, whole)
         kernel, stride = self.layer.kernel, self.layer.stride
         if self.layer.mode == "max":
-            extended = _extended(x, journey, float("-inf"))
+            extended = _extended(x, exchange, float("-inf"))
             if self.layer.in_blocks:
                 return block_max(extended)
             return F.max_pool2d(extended, kernel, stride, padding)
-        y = F.avg_pool2d(_extended(x, journey, 0.0), kernel, stride, padding)
+        y = F.avg_pool2d(_extended(x, exchange, 0.0), kernel, stride, padding)
         if self.layer.counts_padding or not any(whole.halo.border):
             return y
         need, (top, bottom, left, right) = whole.halo.need, whole.halo.border
@@ -238,16 +240,16 @@ class SpatialPool(_Spatial):
 class EnlargedByCells(_Spatial):
     """Enlargement by nearest cells or between; outermost ones repeat beyond the map's edge."""
 
-    def __init__(self, module: nn.Module, index: int, around: Halos, layer: Upsample) -> None:
-        super().__init__(module, index, around)
+    def __init__(self, module: nn.Module, index: int, spatial: Halos, layer: Upsample) -> None:
+        super().__init__(module, index, spatial)
         self.factor = layer.factor
 
     def forward(self, x: Tensor) -> Tensor:
         # The operator clamps by itself at the map's edge, where nothing is taken, and
         # wrongly at the halo's edge, which is cut off.
-        journey = without_border(self.around.journey(self.index))
-        large = self.__dict__["plain"](_extended(x, journey, 0.0))
-        need, out = journey.halo.need, journey.halo.out
+        exchange = without_border(self.spatial.exchange(self.index))
+        large = self.__dict__["plain"](_extended(x, exchange, 0.0))
+        need, out = exchange.halo.need, exchange.halo.out
         return _cut_out(large, out.row - need.row * self.factor, out.col - need.col * self.factor,
                         out.height, out.width)  # fmt: skip
 
@@ -255,17 +257,19 @@ class EnlargedByCells(_Spatial):
 class AnyTransposedConv(_Spatial):
     """A transposed convolution with any kernel, stride and padding."""
 
-    def __init__(self, module: nn.Module, index: int, around: Halos, layer: TransposedConv) -> None:
-        super().__init__(module, index, around)
+    def __init__(
+        self, module: nn.Module, index: int, spatial: Halos, layer: TransposedConv
+    ) -> None:
+        super().__init__(module, index, spatial)
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        journey = without_border(self.around.journey(self.index))
-        need, out = journey.halo.need, journey.halo.out
+        exchange = without_border(self.spatial.exchange(self.index))
+        need, out = exchange.halo.need, exchange.halo.out
         stride, padding, groups = self.layer.stride, self.layer.padding, self.layer.groups
         top = out.row - (need.row * stride - padding)
         left = out.col - (need.col * stride - padding)
-        extended = _extended(x, journey, 0.0)
+        extended = _extended(x, exchange, 0.0)
         size = self.layer.size(need.height), self.layer.size(need.width)
         if padding == self.layer.output_padding == top == left == 0 and size == (
             out.height,
@@ -285,38 +289,40 @@ class AnyTransposedConv(_Spatial):
         return own if self.bias is None else own + self.bias[:, None, None].to(own.dtype)
 
 
-def _extended(x: Tensor, journey: Journey, fill: float) -> Tensor:
-    """As `extend`, but where a rank has just what it needs nothing is copied."""
-    halo = journey.halo
+def _extended(x: Tensor, exchange: HaloExchange, fill: float) -> Tensor:
+    """As `extend`, without a copy where a rank owns exactly the cells that it needs."""
+    halo = exchange.halo
     if halo.need == halo.own and not any(halo.border) and not halo.gives:
         return x
-    return extend(x, journey, fill)
+    return extend(x, exchange, fill)
 
 
-def _with_edge(x: Tensor, journey: Journey, edge: str) -> Tensor:
-    """The same with cells of the map beyond its edges."""
-    top, bottom, left, right = journey.halo.border
-    inside = _extended(x, without_border(journey), 0.0)
+def _with_edge(x: Tensor, exchange: HaloExchange, edge: str) -> Tensor:
+    """As `_extended`, with cells of the map repeated beyond its edges (`mode` of `F.pad`)."""
+    top, bottom, left, right = exchange.halo.border
+    inside = _extended(x, without_border(exchange), 0.0)
     return F.pad(inside, (left, right, top, bottom), mode=edge)
 
 
-def _padded_columns(layer: Conv | Pool, journey: Journey) -> tuple[tuple[int, int], Journey]:
-    """What the operator pads by itself, rows and columns, and what is left to do.
+def _padded_columns(
+    layer: Conv | Pool, exchange: HaloExchange
+) -> tuple[tuple[int, int], HaloExchange]:
+    """Padding for the operator, of rows and columns, and the exchange without that border.
 
-    Columns on both sides of a rank that has all of them need no copy.
+    A rank that has all columns lets the operator pad them, which saves a copy.
     """
     layer = layer.along_cols if isinstance(layer, Conv) else layer
-    halo, padding = journey.halo, layer.padding
+    halo, padding = exchange.halo, layer.padding
     top, bottom, left, right = halo.border
     cols = (halo.need.width + 2 * padding - layer.reach - 1) // layer.stride + 1
     if not left == padding >= right or cols != halo.out.width:
-        return (0, 0), journey
-    return (0, padding), replace(journey, halo=replace(halo, border=(top, bottom, 0, 0)))
+        return (0, 0), exchange
+    return (0, padding), replace(exchange, halo=replace(halo, border=(top, bottom, 0, 0)))
 
 
-def without_border(journey: Journey) -> Journey:
-    """The same without what lies outside of the map."""
-    return replace(journey, halo=replace(journey.halo, border=(0, 0, 0, 0)))
+def without_border(exchange: HaloExchange) -> HaloExchange:
+    """The same exchange without the border outside of the map."""
+    return replace(exchange, halo=replace(exchange.halo, border=(0, 0, 0, 0)))
 
 
 def _cut_out(x: Tensor, top: int, left: int, height: int, width: int) -> Tensor:

@@ -33,11 +33,11 @@ __all__ = ["Cells", "WholeImageNorm"]
 
 @dataclass(frozen=True)
 class Cells:
-    """Which cells of a micro-batch's map count, and for which image.
+    """The own cells of a micro-batch's map, and the images that they belong to.
 
     Attributes:
-        own: For each sample its own window of the rank's map, counted from the map's first cell.
-        images: For each sample the place of its image among those of the micro-batch.
+        own: Own window of each sample, counted from the first cell of the rank's map.
+        images: Number of each sample's image among those of the micro-batch.
     """
 
     own: tuple[Window, ...]
@@ -55,9 +55,9 @@ class WholeImageNorm(nn.Module):
             their names.
         layer: Instance and group norm take the statistics of each image; batch norm those of all
             images of the micro-batch, on all ranks of `comm`.
-        cells: Cells of the micro-batch that the thread computes.
+        cells: Returns the own cells of the micro-batch that the thread computes.
         comm: The ranks that hold the same images, or for batch norm all; of one partition alone.
-            None: there are no others.
+            None for a rank alone.
     """
 
     weight: nn.Parameter | None
@@ -94,7 +94,7 @@ class WholeImageNorm(nn.Module):
         return y
 
     def _blend(self, call: "_Call") -> None:
-        """Update the running statistics as torch's batch norm does, alike on all ranks."""
+        """Update the running statistics as torch's batch norm does, equally on all ranks."""
         count = call.count[0, 0]
         unbiased = call.variance[0] * count / (count - 1).clamp(min=1)
         with torch.no_grad():
@@ -107,18 +107,18 @@ class WholeImageNorm(nn.Module):
 
 
 def kernels_pay(device: torch.device) -> bool:
-    """Whether torch's kernels of batch norm pay: on a CPU they look at one cell after another."""
+    """Whether torch's batch norm kernels are faster: on a CPU they take one cell after another."""
     return device.type == "cuda"
 
 
 class _Call:
     """One forward pass of a norm: its statistics, float64, (images, groups); for batch norm (1, C).
 
-    On the layer's device, so that one rank alone never waits for it.
+    They lie on the layer's device, so that a rank alone never waits for it.
 
     Attributes:
-        cells: Of a channel or group of each image on this rank, (images, 1).
-        count: The same on all ranks.
+        cells: Number of cells of a channel or group of each image on this rank, (images, 1).
+        count: Number of those on all ranks, (images, 1).
     """
 
     count: Tensor
@@ -130,7 +130,7 @@ class _Call:
         images = (0,) * len(cells.images) if layer.norm == "batch" else cells.images
         groups = layer.groups if layer.norm == "group" else layer.out_channels
         self.shape = max(images) + 1, groups
-        # None: each sample is an image of its own.
+        # None if each sample is an image of its own.
         self.images: Tensor | None = None
         if images != tuple(range(len(images))):
             self.images = upload(torch.tensor(images), device)
@@ -143,9 +143,11 @@ class _Call:
         return set(self.windows) == {Window(0, 0, x.shape[2], x.shape[3])}
 
     def one_per_channel(self, x: Tensor) -> bool:
-        """Whether statistics are those of whole maps, of single channels of samples or of all."""
-        one = self.layer.norm == "batch" or (self.layer.norm == "instance" and self.images is None)
-        return one and self.whole(x)
+        """Whether each channel has statistics of its own, of whole maps of one sample or of all."""
+        single = self.layer.norm == "batch" or (
+            self.layer.norm == "instance" and self.images is None
+        )
+        return single and self.whole(x)
 
     def fold(self, *values: Tensor) -> Tensor:
         """Sums (B, C) of samples and channels as sums (…, images, groups), of this rank."""
@@ -166,7 +168,7 @@ class _Call:
         return values
 
     def own(self, x: Tensor) -> list[Tensor]:
-        """The samples' own cells; of all samples at once where they are the same."""
+        """The samples' own cells; one tensor of all samples where their windows are the same."""
         if self.whole(x):
             return [x]
         if len(set(self.windows)) == 1:
@@ -187,11 +189,11 @@ def _sum(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
-SQUARES = 1 << 18  # so many values at once at least: they take memory of their own
+SQUARES = 1 << 18  # values that are squared at once, at least: squares take more memory
 
 
 def _squares(parts: list[Tensor]) -> Tensor:
-    """Sums (B, C) of squares, some channels at once."""
+    """Sums (B, C) of squares, computed for a few channels at a time."""
     channels, cells = parts[0].shape[1], max(part.numel() for part in parts) // parts[0].shape[1]
     few = max(channels // 8, SQUARES // max(cells, 1), 1)
     if few >= channels:
@@ -251,14 +253,14 @@ class _Normalise(torch.autograd.Function):
         sums = call.add(call.fold(flat, along))
         if not ctx.needs_input_grad[0]:
             return None, to_weight, to_bias, None
-        # Of the gradient, and of it along the normal values: (centred − rest) · scale.
+        # Means of the gradient, and of its product with the normal values (centred − rest) · scale.
         flat, along = call.spread(sums / call.count).unbind()
         along = along * scale.square()
         level = torch.addcmul(flat * scale, along, rest, value=-1)
         if weight is not None:
             scale = scale * weight
         scale, along, level = torch.stack([scale, along, level]).to(wide)[..., None, None].unbind()
-        # What each own cell did to the statistics; cells of a halo did nothing.
+        # Only own cells contributed to the statistics, so only theirs get this gradient.
         centred.mul_(along).add_(level)
         torch.mul(gradient, scale, out=to_x)
         for part, other in zip(call.own(to_x), call.own(centred), strict=True):
@@ -267,10 +269,10 @@ class _Normalise(torch.autograd.Function):
 
 
 class _Fused(torch.autograd.Function):
-    """The same of whole maps on one rank, by torch's kernels of batch norm.
+    """The same for whole maps on one rank, by torch's kernels of batch norm.
 
-    Of deviations from a rounded mean, which have their digits near zero; of narrow numbers, which
-    have few, as they are.
+    Wide numbers are first shifted by a rounded mean, so that deviations keep their digits; narrow
+    numbers have few digits and are taken as they are.
     """
 
     @staticmethod
@@ -288,15 +290,15 @@ class _Fused(torch.autograd.Function):
             weight = weight.repeat(ctx.repeats)
         if bias is not None:
             bias = bias.repeat(ctx.repeats)
-        # Written over deviations, which nobody else has.
+        # Written over deviations, which nothing else refers to.
         normal, into = centred, maps
         if shift is None:
             normal = torch.empty_like(centred)
             into = normal.view(ctx.shape)
         rest, inverse = x.new_empty(0, dtype=wide), x.new_empty(0, dtype=wide)
-        found = into, rest, inverse
+        outputs = into, rest, inverse
         torch.native_batch_norm(
-            maps, weight, bias, None, None, True, 0.0, call.layer.epsilon, out=found
+            maps, weight, bias, None, None, True, 0.0, call.layer.epsilon, out=outputs
         )
         if batch:
             call.count = torch.tensor(call.cells, dtype=torch.float64)
@@ -311,14 +313,14 @@ class _Fused(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, weight, shift, rest, inverse = ctx.saved_tensors
-        maps = [one.view(ctx.shape) for one in (grads[0].contiguous(), _centred(x, shift))]
+        maps = [map_.view(ctx.shape) for map_ in (grads[0].contiguous(), _centred(x, shift))]
         mask = ctx.needs_input_grad[:3]
-        found = torch.ops.aten.native_batch_norm_backward(
+        gradients = torch.ops.aten.native_batch_norm_backward(
             *maps, weight, None, None, rest, inverse, True, ctx.epsilon, mask
         )
-        to_x, *of_affine = (found[i] if mask[i] else None for i in range(3))
+        to_x, *of_parameters = (gradients[i] if mask[i] else None for i in range(3))
         to_weight, to_bias = (
-            one if one is None else one.view(ctx.repeats, -1).sum(0) for one in of_affine
+            sums if sums is None else sums.view(ctx.repeats, -1).sum(0) for sums in of_parameters
         )
         return None if to_x is None else to_x.view_as(x), to_weight, to_bias, None
 

@@ -1,9 +1,9 @@
 """Statistics of a whole image that no rank holds: one pass over its tiles per layer that needs it.
 
-What such a layer takes depends on the statistics of the ones before it, so pass k runs the layers
-before number k, with the earlier statistics fixed, and keeps of each tile what its own cells add.
-Ranks take tiles in turn; all merge what a round found in the order of the tiles, so that statistics
-are the same to the last bit on every rank and for any number of ranks.
+The input of such a layer depends on the statistics of the ones before it, so pass k runs the layers
+before number k, with the earlier statistics fixed, and keeps the contribution of each tile's own
+cells. Ranks take tiles in turn; all merge the contributions of a round in the order of the tiles,
+so that statistics are the same to the last bit on every rank and for any number of ranks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,28 +42,27 @@ Reads = Callable[[Sequence[Window]], AbstractContextManager[Iterator[Tensor]]]
 
 
 class KeptSums(Protocol):
-    """Where sums are kept for a run that goes on later. Collective."""
+    """Storage of sums for a run that is resumed later. Collective."""
 
     def sums(self, layer: int) -> tuple[int, Values | None]:
-        """Tiles whose sums are known, from the first on, and the sums."""
+        """The number of leading tiles whose sums are known, and these sums."""
 
     def sums_done(self, layer: int, tiles: int, values: Values) -> None:
-        """After a round: the sums of the tiles so far; raises what ends the run, if asked to."""
+        """Store the sums of all tiles so far, after a round; raise `StopAgreed` on request."""
 
     def round_done(self) -> None:
-        """After a round of which nothing is kept; raises what ends the run, if asked to."""
+        """End a round of which nothing is stored; raise `StopAgreed` on request."""
 
 
 class StatisticPasses:
-    """Finds the statistics of norms one after another. Collective.
+    """Computes the statistics of norms and pools one after another. Collective.
 
     Args:
-        layers: Layers of the network.
         balance: Layers per partition.
-        devices: One per partition.
+        devices: One device per partition.
         precision: Precision of the arithmetic, as for `Pipe`.
-        reads: The network's input for windows.
-        brief: Whether progress shows only while it takes long.
+        reads: Reads the network's input for windows.
+        brief: Whether progress is shown only if it takes long.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class StatisticPasses:
         passes: Sequence[tuple[int, Tiling]],
         comm: "MPI.Intracomm",
         watchdog: Watchdog,
-        kept: KeptSums | None = None,
+        kept_sums: KeptSums | None = None,
     ) -> Network:
         """The same network with fixed statistics.
 
@@ -93,7 +92,7 @@ class StatisticPasses:
             network: In evaluation mode.
             passes: Numbers of the layers that need the whole image in the order in which they run,
                 and for each the tiles, with a halo that suffices for the layers before it.
-            kept: Knows sums of an interrupted run and keeps new ones.
+            kept_sums: Gives the sums of an interrupted run and stores new ones.
 
         Raises:
             AgreedError: On all ranks, for a file that one of them cannot read.
@@ -104,8 +103,8 @@ class StatisticPasses:
             for number, (index, tiling) in enumerate(passes):
                 statistic = statistic_of(self.layers[index])
                 pipe = self._prefix(fixed, index)
-                wheres = _own_cells(self.layers, index, tiling)
-                first, values = kept.sums(index) if kept else (0, None)
+                averaged = _own_cells(self.layers, index, tiling)
+                first, values = kept_sums.sums(index) if kept_sums else (0, None)
                 progress.update(first)
                 own = [tile.read for tile in tiling.tiles[first + comm.rank :: comm.size]]
                 with self.reads(own) as images:
@@ -116,19 +115,19 @@ class StatisticPasses:
                         )
                         watchdog.arm(doing, 1.0 if number or start else SLOW)
                         stop = min(start + comm.size, len(tiling.tiles))
-                        mine = start + comm.rank
+                        tile = start + comm.rank
                         with agreed(comm):  # a file may be broken where only one rank reads it
                             x = next(images, None)
-                        found = None
+                        own_values = None
                         if x is not None:
-                            origin = Origin((0,), tiling, (mine,))
-                            found = _found(statistic, pipe, x, origin, wheres[mine])
-                        for one in _everybodys(found, statistic, comm)[: stop - start]:
-                            values = one if values is None else statistic.merged(values, one)
+                            origin = Origin((0,), tiling, (tile,))
+                            own_values = _tile_values(statistic, pipe, x, origin, averaged[tile])
+                        for more in _gathered(own_values, statistic, comm)[: stop - start]:
+                            values = more if values is None else statistic.merged(values, more)
                         progress.update(stop - start)
                         assert values is not None
-                        if kept:
-                            kept.sums_done(index, stop, values)
+                        if kept_sums:
+                            kept_sums.sums_done(index, stop, values)
                 assert values is not None
                 fixed[index] = statistic.fixed(network[index], values).eval()
         return fixed
@@ -137,7 +136,7 @@ class StatisticPasses:
         """The first `stop` layers, on the devices that they are on in the whole network."""
         useless = unjoined(self.layers, stop)
         modules = [
-            # A stash that nobody pops would keep its map until the tile is done.
+            # A stash that is never popped would keep its map until the tile is done.
             nn.Identity() if index in useless else module
             for index, module in enumerate(list(network)[:stop])
         ]
@@ -157,7 +156,7 @@ class StatisticPasses:
         )
 
 
-def _found(
+def _tile_values(
     statistic: Statistic, pipe: Pipe | None, x: Tensor, origin: Origin, where: AveragedOver
 ) -> Values:
     with torch.inference_mode():
@@ -166,23 +165,23 @@ def _found(
         return statistic.find(x, where)
 
 
-def _everybodys(
-    found: Values | None, statistic: Statistic, comm: "MPI.Intracomm"
+def _gathered(
+    values: Values | None, statistic: Statistic, comm: "MPI.Intracomm"
 ) -> NDArray[np.float64]:
-    """What all ranks found, in their order; the last ranks of a round may have found nothing."""
-    mine = np.zeros(statistic.num_values) if found is None else found
-    everything = np.empty((comm.size, mine.size))
-    comm.Allgather(np.ascontiguousarray(mine), everything)
+    """The values of all ranks, in their order; None counts as zeros."""
+    own = np.zeros(statistic.num_values) if values is None else values
+    everything = np.empty((comm.size, own.size))
+    comm.Allgather(np.ascontiguousarray(own), everything)
     return everything
 
 
 def _own_cells(layers: tuple[Layer, ...], index: int, tiling: Tiling) -> list[AveragedOver]:
-    """Of each tile the cells that it owns of the layer's input, and where these lie in the map."""
+    """For each tile the cells of the layer's input that it owns, and their place in the map."""
     rows, cols = (axis[index] for axis in tiling_shares(layers, tiling))
-    found = []
+    averaged = []
     for number in range(len(tiling.tiles)):
         row, col = divmod(number, tiling.grid[1])
         cells = Cells((own_cells(rows, cols, tiling, number),), (0,))
         first = rows.edges[row], cols.edges[col]
-        found.append(AveragedOver(cells, (first,), (rows.cells, cols.cells)))
-    return found
+        averaged.append(AveragedOver(cells, (first,), (rows.cells, cols.cells)))
+    return averaged

@@ -50,7 +50,7 @@ from tilenet.model.modules import BatchNorm, out_of_place
 from tilenet.model.network import Network
 from tilenet.model.resample import AxisPlace, resampled
 from tilenet.model.skips import joined
-from tilenet.parallel.exchange.halo import Journey, Line, extend
+from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend
 from tilenet.parallel.exchange.layers import spatial_layer, without_border
 from tilenet.parallel.exchange.placed import cells_placed
 
@@ -75,7 +75,7 @@ class Columns:
 
     shares: tuple[AxisShares, ...]
     number: int
-    line: Line
+    channel: HaloChannel
 
     def before(self, stop: int) -> "Columns":
         """Those of the first layers."""
@@ -141,7 +141,7 @@ class KeptMaps:
         return {n: whole for n, (whole, stop) in self.coming.items() if stop == whole.shape[2]}
 
     def clear(self) -> None:
-        """Let go of all, since sweeps wait for Python to find that nobody holds them."""
+        """Drop all maps now: a sweep that still refers to this object is freed later."""
         self.there, self.coming = {}, {}
 
     def finish(self, layer: int) -> None:
@@ -213,7 +213,7 @@ class Sweep:
         self.starts = [_first_cells(grid, window) for grid in self.grids]
         if columns is None:
             alone = axis_shares(across(layers), window.width, (0, window.width))
-            self._columns = Columns(alone, 0, Line(None))
+            self._columns = Columns(alone, 0, HaloChannel(None))
         else:
             self._columns = columns
             self.starts = [
@@ -270,8 +270,8 @@ class Sweep:
         placed = cells_placed(module, lambda _: self._place(number))
         if placed and not self.grids[number].whole:
             return placed
-        around = isinstance(layer, WINDOWED) and not by_corners(layer)
-        if around and not self.grids[number].whole:
+        spatial = isinstance(layer, WINDOWED) and not by_corners(layer)
+        if spatial and not self.grids[number].whole:
             return spatial_layer(layer, number, module, self)
         return module
 
@@ -286,13 +286,15 @@ class Sweep:
         rows = self._shapes[layer].rows
         return min(max(low, 0), rows), max(min(high, rows), 0)
 
-    def journey(self, layer: int) -> Journey:
+    def exchange(self, layer: int) -> HaloExchange:
         """What the layer looks at: rows that are here, and columns of others."""
         now, cols = self._now, self._columns
         rows = AxisShares(
             Fraction(1), self._shapes[layer].rows, self._seen(layer), now.out, (now.need,)
         )
-        return Journey(halo_of(rows, cols.shares[layer], (0, cols.number)), cols.line, 2 * layer)
+        return HaloExchange(
+            halo_of(rows, cols.shares[layer], (0, cols.number)), cols.channel, 2 * layer
+        )
 
     @property
     def held_bytes(self) -> int:
@@ -436,10 +438,10 @@ class Sweep:
         return out
 
     def _with_corners(self, number: int) -> Tensor:
-        journey, seen = without_border(self.journey(number)), self._seen(number)
-        x, halo, first = self._rows(number, seen), journey.halo, 0
+        exchange, seen = without_border(self.exchange(number)), self._seen(number)
+        x, halo, first = self._rows(number, seen), exchange.halo, 0
         if halo.takes or halo.gives:
-            x, first = extend(x, journey, 0.0), halo.need.col - halo.own.col
+            x, first = extend(x, exchange, 0.0), halo.need.col - halo.own.col
         return self._resampled(number, x, (seen[0], first), ("bilinear", True))
 
     def _resampled(

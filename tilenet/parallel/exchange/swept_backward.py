@@ -4,7 +4,7 @@ first.
 Forward keeps no activations, just the state before each strip: the rows that it looks at. Backward
 computes each strip again from its state (Chen et al., "Training deep nets with sublinear memory
 cost", 2016), and hands the gradient of the state on to the strip before. What is measured of the
-last map, such as a loss, is measured strip by strip too, so that nobody holds that map.
+last map, such as a loss, is measured strip by strip too, so that map is never whole in memory.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -22,7 +22,7 @@ from tilenet.geometry.tiles import Tiling
 from tilenet.geometry.windows import Window
 from tilenet.model.network import Network
 from tilenet.parallel.exchange.fixed import Statistic, statistic_of
-from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.passes import KeptSums, Reads, Values
 from tilenet.parallel.exchange.swept import Columns, KeptMaps, Sweep, SweptPart
 from tilenet.parallel.exchange.whole_maps import AveragedOver
@@ -93,7 +93,7 @@ def sweep_band(
     if kept is not None and whole == Window(0, 0, *tiling.extended):
         sweep.use(kept)
     (done, left), there = sweep.starts[-1], list[Tensor]()
-    first, comm = done, None if columns is None else columns.line.comm
+    first, comm = done, None if columns is None else columns.channel.comm
     reads = reads if sweep.looks or not blank else sweep.blanks  # alike on all ranks
     with reads([Window(s.first, part.col, s.own, part.width) for s in band.strips]) as images:
 
@@ -117,7 +117,7 @@ def columns_of(layers: tuple[Layer, ...], tiling: Tiling, comm: "MPI.Intracomm")
     """The columns that a rank sweeps where columns exchange halos; None: they do not."""
     if not tiling.rule.exchanged:
         return None
-    return Columns(tiling_shares(layers, tiling)[1], comm.rank, Line(comm))
+    return Columns(tiling_shares(layers, tiling)[1], comm.rank, HaloChannel(comm))
 
 
 def sweep_statistics(

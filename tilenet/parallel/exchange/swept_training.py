@@ -24,7 +24,7 @@ from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.model.upload import upload
 from tilenet.parallel.exchange.fixed import FixedPool
-from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.swept import Columns, KeptMaps, Sweep, SweptPart
 from tilenet.parallel.exchange.swept_backward import Inputs, OfRows, swept_sum
 from tilenet.parallel.exchange.swept_partitions import (
@@ -66,7 +66,7 @@ class SweptPipe:
         device: torch.device,
         precision: str,
         sweeps: Callable[[int, int], Sweeps],
-        line: Line | None = None,
+        channel: HaloChannel | None = None,
         *,
         balance: Sequence[int] = (),
         devices: Sequence[torch.device] = (),
@@ -77,7 +77,7 @@ class SweptPipe:
         for part, where in zip(self.parts, self.devices, strict=True):
             for number in part:
                 network[number].to(where)
-        self.layers, self.precision, self.sweeps, self.line = layers, precision, sweeps, line
+        self.layers, self.precision, self.sweeps, self.channel = layers, precision, sweeps, channel
 
     def passes(self, micro_batches: int) -> int:
         """How often one backward adds to each parameter's gradient."""
@@ -133,8 +133,8 @@ class _Part:
         self.maps: dict[int, Tensor] = {}  # that sweeps have kept
         self.columns: Columns | None = None
         if tiling.rule.exchanged and len(tiling.cols) > 1:
-            assert pipe.line is not None
-            self.columns = Columns(tiling_shares(pipe.layers, tiling)[1], number, pipe.line)
+            assert pipe.channel is not None
+            self.columns = Columns(tiling_shares(pipe.layers, tiling)[1], number, pipe.channel)
 
     def sweep(
         self, stop: int, averages: dict[int, Tensor], measure: OfRows, *, keeps_states: bool = True
@@ -208,7 +208,7 @@ class _Part:
             # The states of maps that are kept are those of a single sweep, in parts.
             keeps_states = number in self.how.kept
             total = self.sweep(number, averages, of_rows, keeps_states=keeps_states)
-        return global_sum(total, self.columns.line.comm if self.columns else None)
+        return global_sum(total, self.columns.channel.comm if self.columns else None)
 
 
 def _bins(

@@ -1,7 +1,7 @@
-"""Averages over the whole image, of tiles of it.
+"""Averages over the whole image, whose tiles lie on several ranks.
 
 Each rank sums over its own cells, and the sums are added over the ranks of the image, so that all
-have the same whole map. What stands behind it is computed on every rank, and a rank's gradient is
+have the same whole map. The layers after it are computed on every rank, and a rank's gradient is
 that of its own pixels; the gradients of the averages are added over the ranks, so each counts once.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["AveragedOver", "WholeImagePool", "bin_shares", "bin_sums"]
 
 
 def bin_shares(first: int, count: int, whole: int, bins: int) -> Tensor:
-    """What each cell of a span counts in each bin of an axis, (bins, count), float64.
+    """The weight of each cell of a span in each bin of an axis, (bins, count), float64.
 
     Bin i averages the cells from ⌊i · whole / bins⌋ to ⌈(i + 1) · whole / bins⌉ − 1, as torch's
     adaptive pooling does; neighbouring bins may share a cell.
@@ -38,17 +38,17 @@ def bin_shares(first: int, count: int, whole: int, bins: int) -> Tensor:
 
 
 class AveragedOver:
-    """Which cells of a micro-batch's map are averaged.
+    """The cells of a micro-batch's map that are averaged.
 
     Args:
-        cells: For each sample its own window, counted from the map's first cell, and its image.
-        firsts: For each sample the row and column of the whole map at which its window begins.
+        cells: Own window of each sample, counted from the map's first cell, and its image.
+        firsts: Row and column of the whole map at which each sample's window begins.
         size: Rows and columns of the whole map.
     """
 
     @classmethod
     def part(cls, x: Tensor, first: tuple[int, int], whole: tuple[int, int]) -> "AveragedOver":
-        """A part (1, C, H, W) of a single map, which begins at that row and column of it."""
+        """The cells of a part (1, C, H, W) that begins at row and column `first` of a whole map."""
         return cls(Cells((Window(0, 0, x.shape[2], x.shape[3]),), (0,)), (first,), whole)
 
     def __init__(
@@ -70,9 +70,9 @@ class WholeImagePool(nn.Module):
     """Adaptive averages over all ranks, (B, C, H, W) to (B, C, bins, bins). Collective.
 
     Args:
-        layer: What is averaged, or summed.
-        where: Cells of the micro-batch that the thread computes.
-        comm: The ranks that hold the same images, of one partition alone. None: no others.
+        layer: Says how many bins there are, and whether cells are averaged or summed.
+        where: Returns the own cells of the micro-batch that the thread computes.
+        comm: The ranks that hold the same images, for one partition; None for a rank alone.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class _Average(torch.autograd.Function):
         folded = _folded(grads[0].double(), where, images)
         total = add_over(ctx.comm, folded).index_select(0, images)
         to_x = grads[0].new_zeros(ctx.shape)
-        with _as_written(to_x):
+        with _without_autocast(to_x):
             for sample, own in enumerate(where.cells.own):
                 rows, cols = where.shares(sample, ctx.layer, to_x.device)
                 lines = (rows.T @ total[sample]).to(_wide(to_x))
@@ -115,9 +115,9 @@ class _Average(torch.autograd.Function):
 
 
 def bin_sums(x: Tensor, layer: GlobalPool, where: AveragedOver) -> Tensor:
-    """What own cells add to the averages of a map (B, C, H, W): (B, C, bins, bins), float64."""
+    """Sums of the weighted own cells of a map (B, C, H, W): (B, C, bins, bins), float64."""
     sums = []
-    with _as_written(x):
+    with _without_autocast(x):
         for sample, own in enumerate(where.cells.own):
             rows, cols = where.shares(sample, layer, x.device)
             # Rows of cells in the map's own precision, at least float32; their sums in float64.
@@ -126,8 +126,8 @@ def bin_sums(x: Tensor, layer: GlobalPool, where: AveragedOver) -> Tensor:
     return torch.stack(sums)
 
 
-def _as_written(x: Tensor) -> torch.autocast:
-    """Products in the precision of their factors, which autocast would round."""
+def _without_autocast(x: Tensor) -> torch.autocast:
+    """Switch autocast off, so that products keep the precision of their factors."""
     return torch.autocast(x.device.type, enabled=False)
 
 
@@ -144,6 +144,6 @@ def _images(where: AveragedOver, device: torch.device) -> Tensor:
 
 
 def _folded(values: Tensor, where: AveragedOver, images: Tensor) -> Tensor:
-    """Sums (B, …) of samples as sums of images."""
+    """Add the sums (B, …) of samples to sums of images, (images, …)."""
     empty = values.new_zeros((max(where.cells.images) + 1, *values.shape[1:]))
     return empty.index_add(0, images, values)

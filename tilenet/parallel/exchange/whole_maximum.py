@@ -1,7 +1,7 @@
-"""The largest value of the whole image, of tiles of it.
+"""The largest value of the whole image, whose tiles lie on several ranks.
 
-Each rank looks at its own cells, and the largest over the ranks of the image is that of all. Of
-equal cells the first of the whole map gets the gradient, row by row, as torch has it.
+Each rank takes the largest value of its own cells, and then the largest over the ranks. Of equal
+cells the first of the whole map gets the gradient, row by row, as in torch.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ class WholeImageMaximum(nn.Module):
     """Maxima over all ranks, (B, C, H, W) to (B, C, 1, 1). Collective.
 
     Args:
-        where: Cells of the micro-batch that the thread computes.
-        comm: The ranks that hold the same images, of one partition alone. None: no others.
+        where: Returns the own cells of the micro-batch that the thread computes.
+        comm: The ranks that hold the same images, for one partition; None for a rank alone.
     """
 
     def __init__(self, where: Callable[[], AveragedOver], comm: "MPI.Intracomm | None") -> None:
@@ -43,7 +43,7 @@ class _Maximum(torch.autograd.Function):
         images = torch.tensor(where.cells.images, device=x.device)
         values, places = _own_largest(x, where)
         largest = largest_over(comm, _largest_of_images(values, images))
-        # Of places the smallest, among those of the largest value.
+        # The smallest place among those of the largest value.
         places[values != largest[images]] = -torch.inf
         ctx.chosen = largest_over(comm, _largest_of_images(places, images))[images] == places
         ctx.shape, ctx.places, ctx.where, ctx.comm, ctx.images = (
@@ -73,20 +73,20 @@ class _Maximum(torch.autograd.Function):
 
 
 def _own_largest(x: Tensor, where: AveragedOver) -> tuple[Tensor, Tensor]:
-    """Of each sample's own cells the largest, (B, C), and minus its place in the whole map."""
+    """The largest of each sample's own cells, (B, C), and minus its place in the whole map."""
     values = torch.full(x.shape[:2], -torch.inf, dtype=torch.float64, device=x.device)
     places = values.clone()
     for sample, (own, (row, col)) in enumerate(zip(where.cells.own, where.firsts, strict=True)):
         cells = part_of(x[sample : sample + 1], own, 0, 0)[0]
         if cells.numel():
-            found = cells.flatten(1).max(1)
-            rows, cols = found.indices // own.width + row, found.indices % own.width + col
-            values[sample] = found.values.double()
+            maximum = cells.flatten(1).max(1)
+            rows, cols = maximum.indices // own.width + row, maximum.indices % own.width + col
+            values[sample] = maximum.values.double()
             places[sample] = -(rows * where.size[1] + cols).double()
     return values, places
 
 
 def _largest_of_images(values: Tensor, images: Tensor) -> Tensor:
-    """Of samples (B, C) the largest of each image."""
+    """The largest values (B, C) of samples as those of images, (images, C)."""
     empty = values.new_full((int(images.max()) + 1, values.shape[1]), -torch.inf)
     return empty.index_reduce(0, images, values, "amax")

@@ -1,6 +1,6 @@
 """A trace of some steps of a run, by torch's profiler: when each operator, kernel and copy ran.
 
-Rank 0 records its own work, since ranks do alike work and a thousand traces serve nobody. A trace
+Rank 0 records its own work, since ranks do alike work and one trace is enough. A trace
 is kept in memory until its last step; it is written when a checkpoint cannot get lost by it. What
 goes wrong with a trace is said, and the run goes on without.
 """

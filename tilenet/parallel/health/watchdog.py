@@ -79,7 +79,7 @@ class Watchdog:
         faulthandler.dump_traceback_later(seconds + GRACE_SECONDS / 2, exit=True, file=STDERR)
 
     def rest(self) -> None:
-        """Wait for nothing until it is armed again: what comes next is somebody else's."""
+        """Wait for nothing until it is armed again: what comes next is the caller's code."""
         if self._over:
             self._over.set()
             faulthandler.cancel_dump_traceback_later()

@@ -39,7 +39,7 @@ class Store(ABC):
 
 
 class Stored:
-    """A map that waits; its room is given back when nobody holds this any more.
+    """A map that waits; its room is given back when this object is freed.
 
     Args:
         tensor: The map.

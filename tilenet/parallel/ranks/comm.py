@@ -141,7 +141,7 @@ def _failed(error: BaseException) -> int:
 
 
 def _thread_failed(args: "threading.ExceptHookArgs") -> None:
-    """A thread died of an error that nobody caught: the rest would wait for what it had to do."""
+    """End the job after an uncaught error in a thread: the rest would wait for its work."""
     if args.exc_value is None or args.exc_type is SystemExit:
         return
     name = args.thread.name if args.thread else "?"
@@ -180,8 +180,8 @@ def _end(reason: str, code: int = 1) -> NoReturn:
             from mpi4py import MPI
 
             who = f"[rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}] "
-        # Who cannot say why must end the others all the same: a launcher may not notice by itself
-        # (hydra, once in some hundred).
+        # Abort the other ranks even if this message cannot be printed: a launcher may not notice
+        # by itself that a rank has ended (hydra, once in some hundred).
         with suppress(OSError, ValueError):
             print(f"{who}{reason}", file=sys.stderr, flush=True)
         if who:

@@ -1,4 +1,4 @@
-"""Whether all ranks are at the same place of a program that somebody else wrote."""
+"""Whether all ranks are at the same place of a user's program."""
 
 import atexit
 import sys

@@ -27,7 +27,7 @@ def tf32_if_asked(precision: str) -> Generator[None, None, None]:
     asked: bool | str = precision == "tf32"
     try:
         before = [getattr(*flag) for flag in flags]
-    except RuntimeError:  # somebody set the flags that replace these, and they do not mix
+    except RuntimeError:  # the flags that replace these are set, and they do not mix
         owners: Any = convolutions
         flags = [(one, "fp32_precision") for one in (owners.conv, owners.rnn, products)]
         asked = "tf32" if asked else "ieee"

@@ -150,7 +150,7 @@ class GradientSum:
         return completed
 
     def zero(self) -> None:
-        """Set all gradients to zero, in place, also where somebody put others in their place."""
+        """Set all gradients to zero in place, and make them `.grad` again where replaced."""
         for flat in self._flats:
             flat.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):

@@ -110,7 +110,7 @@ def _open_store(comm: "MPI.Intracomm") -> Any:
         # By name: on many systems a node's own name resolves to a loopback address there.
         host = "127.0.0.1" if one_node else socket.gethostname()
         try:
-            # Port 0: the system picks one that is free and holds it, nobody can come in between.
+            # Port 0: the system picks a free one and holds it, so no other process can take it.
             store = TCPStore(host, 0, is_master=True, timeout=CONNECT, wait_for_workers=False)
             port = store.port
         except (RuntimeError, OSError) as error:

@@ -52,7 +52,7 @@ class _MpiTransport:
     """Messages of MPI, in memory that a subclass chooses.
 
     Args:
-        comm: Is duplicated, so that its messages meet nobody else's.
+        comm: Is duplicated, so that its messages do not meet others.
     """
 
     def __init__(self, comm: "MPI.Intracomm") -> None:
@@ -94,7 +94,7 @@ class HostTransport(_MpiTransport):
     """MPI on host memory; pieces on a device are staged through pinned memory.
 
     Args:
-        comm: Is duplicated, so that its messages meet nobody else's.
+        comm: Is duplicated, so that its messages do not meet others.
         pieces: What will be summed.
     """
 
@@ -123,7 +123,7 @@ class DeviceTransport(_MpiTransport):
     """A CUDA-aware MPI on device memory.
 
     Args:
-        comm: Is duplicated, so that its messages meet nobody else's.
+        comm: Is duplicated, so that its messages do not meet others.
     """
 
     def __init__(self, comm: "MPI.Intracomm") -> None:

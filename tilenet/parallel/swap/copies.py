@@ -3,7 +3,7 @@
 Copies run during the computation where there is a device; the memory of what leaves is held until
 its copy is done, so that only few copies, and bytes, are under way at a time. Each direction has a
 stream of its own, so that both lanes of the link are used. Events order them with the computation,
-and not `record_stream` alone: with it memory comes back at times that nobody can foretell. Where
+and not `record_stream` alone: with it memory comes back at unpredictable times. Where
 there is no device a copy is done when it returns.
 """
 
@@ -52,7 +52,7 @@ class Arrival:
             tensor.record_stream(stream)
 
     def before_drop(self) -> None:
-        """Let nobody get this memory while the copy still writes to it."""
+        """Keep this memory from other uses while the copy still writes to it."""
         self.owner.wait_event(self.event)
 
 

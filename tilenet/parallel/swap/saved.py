@@ -26,10 +26,10 @@ class Watch:
         self._counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
     def check(self) -> None:
-        """Look whether somebody wrote over the tensor.
+        """Check that the tensor was not written over.
 
         Raises:
-            RuntimeError: Somebody did; in autograd's words.
+            RuntimeError: It was; in autograd's words.
         """
         _check(self._counter, self._expected, self._shape)
 
@@ -45,7 +45,7 @@ class KeptTensor:
         """The tensor as it was saved.
 
         Raises:
-            RuntimeError: Somebody wrote over it.
+            RuntimeError: It was written over.
         """
         _check(self._tensor, self._expected, list(self._tensor.shape))
         return self._tensor
@@ -68,7 +68,7 @@ class SavedStorage:
         version: Version of the tensors that it was saved for.
         device: Where it belongs.
         here: It, while the swapper keeps it there.
-        known: The one that was seen last; somebody else may keep it alive.
+        known: The latest storage object, which code outside may keep alive.
         copy: Where it went; None: it never did.
         arrival: When its latest copy is back.
         numbers: Numbers of the tensors on it that autograd holds, in ascending order.

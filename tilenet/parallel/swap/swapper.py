@@ -6,8 +6,8 @@ way back the next few are fetched ahead.
 
 Whole storages move, since views share them, and they are told apart by object, never by address,
 which is used again as soon as a storage is gone. Writing over a tensor that backward needs is an
-error as without hooks. Writing through `.data` is seen by nobody, here as there; a storage that was
-written so and is saved once more is taken for the one that went out before.
+error as without hooks. Writing through `.data` is not noticed, with hooks or without; a storage
+that was written so and is saved once more is taken for the one that went out before.
 """
 
 import threading
@@ -93,7 +93,7 @@ class Swapper:
         """The tensor that was packed, or one with the same bytes in the same layout.
 
         Raises:
-            RuntimeError: Somebody wrote over it.
+            RuntimeError: It was written over.
         """
         if isinstance(saved, KeptTensor):
             return saved.get()
@@ -203,7 +203,7 @@ class Swapper:
     def _fetch(self, storage: SavedStorage) -> torch.UntypedStorage:
         if storage.here is not None:
             return storage.here
-        here = storage.known()  # somebody else may have kept it
+        here = storage.known()  # code outside may have kept it
         self._make_room(storage.num_bytes)
         if here is None:
             assert storage.copy is not None
