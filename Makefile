@@ -5,6 +5,7 @@
 # make fuzz: spoilt files and networks of a grammar, EXAMPLES of each, with a SEED that is printed.
 # make bench: all benches, or those of BENCH="balance pipeline", and bench/README.md from what they say.
 # make soak: KILLS at random under mpiexec and Slurm, with a SEED; an hour or so for 200.
+# make docs: the documentation as a site, in build/site.
 # make check: ruff, mypy, the import contracts, shellcheck, words.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,7 +14,7 @@ EXAMPLES ?= 500
 BANNED := rims?|whoever|anew|for ever|likewise|beside|stands there
 SEED := $(or $(SEED),$(shell date +%s))
 
-.PHONY: install demo test rest jobs nightly fuzz bench soak check clean
+.PHONY: install demo test rest jobs nightly fuzz bench soak docs check clean
 install: .venv/installed
 
 .venv/installed: setup.py constraints.txt
@@ -54,6 +55,11 @@ soak: KILLS ?= 200
 soak: install
 	@echo "seed $(SEED): make soak SEED=$(SEED) KILLS=$(KILLS) chooses the same again"
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench soak --kills $(KILLS) --seed $(SEED)
+
+docs: install
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html; to read it: $(BIN)/mkdocs serve"
 
 check: install
 	$(BIN)/ruff check .

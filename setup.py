@@ -46,6 +46,7 @@ setup(
             "timm>=1.0",
             "torchvision>=0.23",
         ],
+        "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "mkdocs-jupyter>=0.25"],
         "test": [
             "pytest>=9.0",  # faulthandler_exit_on_timeout: a hanging rank ends the job
             "pytest-xdist>=3.6",  # tests of one process side by side
