@@ -3,7 +3,6 @@
 A link to a file that is no page keeps its words.
 """
 
-import os
 import posixpath
 import re
 from collections.abc import Iterator
@@ -33,8 +32,7 @@ LINK = re.compile(
 )
 
 
-@event_priority(100)  # before the plug-in that makes pages of notebooks
-def on_files(files: Any, config: Any) -> Any:
+def _with_pages(files: Any, config: Any) -> Any:
     """Add what is not in docs/."""
     for page, source in OUTSIDE.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
@@ -43,6 +41,9 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File(name, *folders, config.use_directory_urls))
     files.append(File.generated(config, "api.md", content="\n".join(_functions())))
     return files
+
+
+on_files = event_priority(100)(_with_pages)  # before the plug-in that makes pages of notebooks
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
