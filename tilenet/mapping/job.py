@@ -244,7 +244,7 @@ class MapJob:
                 progress.update(len(done))
                 if resume:
                     resume.tiles_done(last=number + 1 == rounds)
-        self.maps.there.clear()
+        self.maps.maps.clear()
         apart.Free()
 
     def _share_out(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:

@@ -1,8 +1,8 @@
-"""A network over an image from top to bottom, strip by strip; what a strip lacks was kept before.
+"""A network over an image from top to bottom, strip by strip, with rows kept of strips before.
 
-The layers are those of the exchange, which take halos from neighbours in space: here the rows that
-they look at are at hand, as `geometry.sweep` says what to keep. Columns are too, or ranks hold
-their own ones each, and a layer takes those next to them from the neighbours.
+The layers are those of the exchange, which take halos from neighbours in space. Here the rows that
+they look at are at hand, since `geometry.sweep` says which rows to keep. All columns are at hand,
+or each rank holds its own columns, and a layer takes those next to them from the neighbours.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -65,12 +65,12 @@ WINDOWED = Conv | Pool | TransposedConv | Upsample
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of each map a rank holds, and from whom it takes what it lacks.
+    """The columns of each map that a rank holds, and the channel that brings those next to them.
 
     Attributes:
         shares: How ranks share each layer's maps along columns.
-        number: The rank's place along them.
-        line: To the ranks left and right, whose numbers in it are their places.
+        number: The rank's place along columns.
+        channel: The channel to the ranks left and right, whose numbers in it are their places.
     """
 
     shares: tuple[AxisShares, ...]
@@ -78,17 +78,17 @@ class Columns:
     channel: HaloChannel
 
     def before(self, stop: int) -> "Columns":
-        """Those of the first layers."""
+        """The columns of the first `stop` layers."""
         return replace(self, shares=self.shares[:stop])
 
     @property
     def own(self) -> list[tuple[int, int]]:
-        """Of the image and of each layer's map the first column, and the one behind the last.
+        """The first own column and the end of them, for the image and for each layer's map.
 
-        Not of whole maps, of which all ranks have all.
+        They do not hold for whole maps, of which all ranks have all columns.
         """
-        edges = [*(one.edges for one in self.shares), self.shares[-1].out_edges]
-        return [(one[self.number], one[self.number + 1]) for one in edges]
+        edges = [*(share.edges for share in self.shares), self.shares[-1].out_edges]
+        return [(edge[self.number], edge[self.number + 1]) for edge in edges]
 
 
 @dataclass
@@ -96,69 +96,69 @@ class KeptMaps:
     """Whole maps of an image, or of a rank's columns, that sweeps hand on to those after them.
 
     Attributes:
-        after: For a sweep to each layer the numbers of the maps that those after it need.
-        there: The maps, (B, C, H, W), by number.
-        coming: Those that the sweep at hand keeps, and how many of their rows have come.
-        empty: A strip of the image without rows, (B, bands, 0, W), once one was fed.
-        taken: In backward the rows that the strip takes of maps: number, first row, rows.
-        given: In backward the rows that it computes of maps that are kept: number, rows, and where
-            their gradient goes.
+        after: For a sweep to each layer the numbers of the maps that later sweeps need.
+        maps: The maps, (B, C, H, W), by number.
+        incomplete: The maps that the current sweep keeps, and how many of their rows are there.
+        empty: A strip of the image without rows, (B, bands, 0, W), once a strip was fed.
+        read_rows: In backward the rows that the strip read of maps: number, first row, rows.
+        computed_rows: In backward the rows that it computed of kept maps: number, rows, and the
+            edge of the graph that their gradient enters.
     """
 
     after: Mapping[int, Collection[int]] = field(default_factory=dict)
-    there: dict[int, Tensor] = field(default_factory=dict)
-    coming: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
+    maps: dict[int, Tensor] = field(default_factory=dict)
+    incomplete: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
     empty: Tensor = field(init=False, repr=False)
-    taken: list[tuple[int, int, Tensor]] = field(default_factory=list)
-    given: list[tuple[int, Rows, GradientEdge]] = field(default_factory=list)
+    read_rows: list[tuple[int, int, Tensor]] = field(default_factory=list)
+    computed_rows: list[tuple[int, Rows, GradientEdge]] = field(default_factory=list)
 
     def rows(self, number: int, rows: Rows) -> Tensor:
-        """Rows of a map, a copy, since layers may write over their input."""
-        found = self.there[number][:, :, rows[0] : rows[1]]
-        if torch.is_grad_enabled() and found.requires_grad:  # it is not where all before is fixed
-            found = found.detach().requires_grad_()
-            self.taken.append((number, rows[0], found))
-        return found.clone()
+        """A copy of rows of a map, since layers may write over their input."""
+        part = self.maps[number][:, :, rows[0] : rows[1]]
+        if torch.is_grad_enabled() and part.requires_grad:  # not if all layers before are fixed
+            part = part.detach().requires_grad_()
+            self.read_rows.append((number, rows[0], part))
+        return part.clone()
 
-    def keep(self, number: int, first: int, found: Tensor, num_rows: int) -> None:
-        """Keep rows of a map from the first one on."""
+    def keep(self, number: int, first: int, part: Tensor, num_rows: int) -> None:
+        """Keep rows of a map of `num_rows` rows, from row `first` on."""
         if torch.is_grad_enabled():
-            if found.requires_grad:
-                # As it is now: layers may write over it.
-                rows = first, first + found.shape[2]
-                self.given.append((number, rows, get_gradient_edge(found)))
+            if part.requires_grad:
+                # The edge as it is now: layers may write over the rows.
+                rows = first, first + part.shape[2]
+                self.computed_rows.append((number, rows, get_gradient_edge(part)))
             return
-        whole, _ = self.coming.get(number, (None, 0))
+        whole, _ = self.incomplete.get(number, (None, 0))
         if whole is None:
-            whole = found.new_empty((*found.shape[:2], num_rows, found.shape[3]))
-        stop = first + found.shape[2]
-        whole[:, :, first:stop] = found
-        self.coming[number] = whole, stop
+            whole = part.new_empty((*part.shape[:2], num_rows, part.shape[3]))
+        stop = first + part.shape[2]
+        whole[:, :, first:stop] = part
+        self.incomplete[number] = whole, stop
 
     @property
-    def come(self) -> dict[int, Tensor]:
-        """Those that the sweep has kept whole."""
-        return {n: whole for n, (whole, stop) in self.coming.items() if stop == whole.shape[2]}
+    def complete(self) -> dict[int, Tensor]:
+        """The maps of which the sweep has kept all rows."""
+        return {n: whole for n, (whole, stop) in self.incomplete.items() if stop == whole.shape[2]}
 
     def clear(self) -> None:
         """Drop all maps now: a sweep that still refers to this object is freed later."""
-        self.there, self.coming = {}, {}
+        self.maps, self.incomplete = {}, {}
 
     def finish(self, layer: int) -> None:
-        """After the sweep to a layer: let go of maps that did not come whole or are not needed."""
+        """End the sweep to a layer: drop maps that are incomplete or not needed later."""
         needed = self.after.get(layer, ())
-        self.there = {n: one for n, one in (self.there | self.come).items() if n in needed}
-        self.coming = {}
+        self.maps = {n: map_ for n, map_ in (self.maps | self.complete).items() if n in needed}
+        self.incomplete = {}
 
 
 @dataclass(frozen=True)
 class SweptPart:
-    """What is swept of an image, and in which strips.
+    """The part of an image that is swept, and its strips.
 
     Attributes:
         size: Rows and columns of the image, extended to a multiple of the alignment.
         edges: Rows between strips, counted from the part's first, see `geometry.sweep`.
-        window: From multiples of the alignment to others; None: the whole image.
+        window: The part, aligned on all sides; None for the whole image.
     """
 
     size: tuple[int, int]
@@ -167,31 +167,30 @@ class SweptPart:
 
 
 class Sweep:
-    """Makes the map of a part of an image; strips go in by `feed`, in order.
+    """Computes the map of a part of an image; strips go in by `feed`, in order.
 
-    Where the part ends inside the image, the output is that of the image but for a halo, as a
-    tile's is.
+    Where the part ends inside the image, the output equals that of the image except in a halo, as
+    a tile's does.
 
     Args:
         layers: A network with *same* padding, or its first layers.
         network: Of these layers, in evaluation mode, on one device; statistics of whole images are
             given (`fixed.py`) or frozen.
-        part: Which part of the image.
-        columns: Those that this rank holds of the part, where others hold the rest; None: it holds
-            all. Then `feed` and `pass_strip` are collective.
+        part: The part of the image.
+        columns: The columns that this rank holds of the part, if other ranks hold the rest; then
+            `feed` and `pass_strip` are collective. None if it holds all.
         precision: As for `Pipe`.
-        compact: Whether of each map just the rows are kept that rows to come look at, at the price
+        compact: Whether rows of maps are dropped as soon as no later row needs them, at the price
             of copies.
-        own: The layers that it computes, consecutive ones, where others compute the rest; None:
-            all.
+        own: The consecutive layers that it computes, if others compute the rest; None for all.
 
     Attributes:
-        made: Of the last strip the rows of maps that layers behind its own look at.
+        rows_for_others: Rows of the last strip's maps that layers after its own look at.
         starts: Row and column of each map's first cell, on the map of the whole image.
-        looks: Whether any layer looks at the image's cells; not where kept maps stand in for it.
+        reads_image: Whether any layer needs the image's cells; not if kept maps replace them.
 
     Raises:
-        TilenetError: A layer needs something of the whole image.
+        TilenetError: A layer needs statistics of the whole image.
     """
 
     def __init__(
@@ -224,9 +223,9 @@ class Sweep:
             ]
         self._widths = [stop - first for first, stop in self._columns.own]
         self._inputs = _inputs(layers)
-        self._done_with = last_readers(layers, own)
+        self._last_readers = last_readers(layers, own)
         modules = list(network)
-        for number in self.own:  # others have its input too
+        for number in self.own:  # other sweeps use its input too
             modules[number] = out_of_place(modules[number])
             if not isinstance(layers[number], Dropout):  # which may give its input itself
                 break
@@ -235,28 +234,28 @@ class Sweep:
         }
         readers = row_readers(layers)
         reads = frozenset[int]().union(*readers[self.own.start : self.own.stop])
-        self._asked = frozenset[int]().union(*readers[self.own.stop :])
-        self.made: list[MapRows] = []
-        # Rows that are held of each map, in the pieces in which they came, with their first rows.
+        self._maps_for_others = frozenset[int]().union(*readers[self.own.stop :])
+        self.rows_for_others: list[MapRows] = []
+        # The rows that are held of each map, in the pieces that were added, with their first rows.
         self._pieces: list[list[tuple[int, Tensor]]] = [[] for _ in self._shapes]
         self._whole: dict[int, Tensor] = {}
-        self._now: LayerRows
-        self._like: Tensor  # as many as images, of their kind and without cells
+        self._layer_rows: LayerRows
+        self._like: Tensor  # (B, 0), with the dtype and device of the strips
         self._dtype, self._compact = AUTOCAST.get(precision), compact
-        self._kept, self.looks = KeptMaps(), own is None or 0 in reads
+        self._kept, self.reads_image = KeptMaps(), own is None or 0 in reads
         self._computed_maps: Collection[int] = range(len(self._shapes))
 
     def use(self, kept: KeptMaps) -> None:
-        """Take the maps that sweeps of the same part and columns kept, and keep others."""
+        """Use the maps that sweeps of the same part and columns kept, and keep new ones there."""
         self._kept = kept
-        self._computed_maps, read = maps_before(self.layers, [len(self.layers)], kept.there)
-        self.looks = 0 in read or not kept.there
+        self._computed_maps, read = maps_before(self.layers, [len(self.layers)], kept.maps)
+        self.reads_image = 0 in read or not kept.maps
 
     def blanks(self, windows: Sequence[Window]) -> nullcontext[Iterator[Tensor]]:
-        """Strips to feed where no layer looks at them: of the image's kind, without memory."""
+        """Strips to feed if no layer needs the image: of its shape and dtype, without memory."""
         batch, bands, _, width = self._kept.empty.shape
         cell = self._kept.empty.new_empty(())
-        return nullcontext(cell.expand(batch, bands, one.height, width) for one in windows)
+        return nullcontext(cell.expand(batch, bands, part.height, width) for part in windows)
 
     def _swept(self, layer: Layer, number: int, module: nn.Module) -> nn.Module:
         whole = isinstance(module, nn.InstanceNorm2d | nn.GroupNorm | WHOLE_IMAGE)
@@ -270,27 +269,27 @@ class Sweep:
         placed = cells_placed(module, lambda _: self._place(number))
         if placed and not self.grids[number].whole:
             return placed
-        spatial = isinstance(layer, WINDOWED) and not by_corners(layer)
-        if spatial and not self.grids[number].whole:
+        windowed = isinstance(layer, WINDOWED) and not by_corners(layer)
+        if windowed and not self.grids[number].whole:
             return spatial_layer(layer, number, module, self)
         return module
 
     def _place(self, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Where the rows that a layer computes begin, on the map of the whole image; its size."""
+        """First row and column that a layer computes, on the map of the whole image; its size."""
         (top, left), image = self.starts[layer + 1], self._image[layer + 1]
-        return (top + self._now.out[0], left), (image.rows, image.cols)
+        return (top + self._layer_rows.out[0], left), (image.rows, image.cols)
 
-    def _seen(self, layer: int) -> Rows:
-        """Rows of its input that the layer looks at, in the map."""
-        low, high = self._now.need
+    def _needed_rows(self, layer: int) -> Rows:
+        """Rows of its input that the layer needs, clamped to the map."""
+        low, high = self._layer_rows.need
         rows = self._shapes[layer].rows
         return min(max(low, 0), rows), max(min(high, rows), 0)
 
     def exchange(self, layer: int) -> HaloExchange:
-        """What the layer looks at: rows that are here, and columns of others."""
-        now, cols = self._now, self._columns
+        """The layer's exchange: rows that are held here, and columns of other ranks."""
+        now, cols = self._layer_rows, self._columns
         rows = AxisShares(
-            Fraction(1), self._shapes[layer].rows, self._seen(layer), now.out, (now.need,)
+            Fraction(1), self._shapes[layer].rows, self._needed_rows(layer), now.out, (now.need,)
         )
         return HaloExchange(
             halo_of(rows, cols.shares[layer], (0, cols.number)), cols.channel, 2 * layer
@@ -298,16 +297,16 @@ class Sweep:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the rows that are kept for strips to come."""
+        """Bytes of the rows that are kept for later strips."""
         pieces = (piece for pieces in self._pieces for _, piece in pieces)
         storages = (piece.untyped_storage() for piece in pieces)
-        return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def feed(self, strip: Tensor | None) -> Tensor:
-        """The output's rows that a strip completes.
+        """Compute the output's rows that a strip completes.
 
         Args:
-            strip: The next rows of the image, (B, bands, H, W); None: they have all come.
+            strip: The next rows of the image, (B, bands, H, W); None after the last one.
 
         Returns:
             (B, classes, H′, W); H′ may be 0.
@@ -320,42 +319,42 @@ class Sweep:
 
     @property
     def state(self) -> State:
-        """The rows that are held, with their first rows."""
+        """The rows that are held of each map, with the number of the first one."""
         return [list(pieces) for pieces in self._pieces]
 
     @state.setter
     def state(self, state: State) -> None:
         self._pieces = [list(pieces) for pieces in state]
-        self._whole = {}  # computed again, for another backward
+        self._whole = {}  # computed again in backward
 
-    def pass_strip(self, strip: Tensor, plan: Strip, come: Iterable[MapRows] = ()) -> Tensor:
+    def pass_strip(self, strip: Tensor, plan: Strip, arrived: Iterable[MapRows] = ()) -> Tensor:
         """As `feed`, for a strip of `strips` after those that led to the state.
 
         Args:
-            come: The next rows of maps that its layers look at and others compute.
+            arrived: The next rows of maps that its layers need and others compute.
         """
-        self.made = []
-        for number, first, rows in come:
+        self.rows_for_others = []
+        for number, first, rows in arrived:
             self._pieces[number].append((first, rows))
         with torch.autocast(strip.device.type, self._dtype, enabled=self._dtype is not None):
-            return self._fed(strip, plan)
+            return self._compute_strip(strip, plan)
 
-    def _fed(self, strip: Tensor, plan: Strip) -> Tensor:
+    def _compute_strip(self, strip: Tensor, plan: Strip) -> Tensor:
         self._like = strip.new_empty(len(strip), 0)
-        if strip.shape[2] and self.looks:
+        if strip.shape[2] and self.reads_image:
             self._pieces[0].append((plan.image[0], strip))
         for number in self.own:
             layer, rows = self.layers[number], plan.layers[number]
-            self._now = rows
+            self._layer_rows = rows
             if self.grids[number + 1].whole:
                 if number + 1 not in self._whole:
                     self._whole[number + 1] = self._of_whole_image(number, layer, strip)
             elif rows.out[0] < rows.out[1]:
                 self._add(number, layer, rows)
-            for map_ in self._done_with[number]:
-                self._let_go(map_, plan.held[map_][0])
+            for map_ in self._last_readers[number]:
+                self._drop_rows(map_, plan.held[map_][0])
         pieces = self._pieces[-1]
-        if len(self.layers) in self._kept.there:
+        if len(self.layers) in self._kept.maps:
             return self._kept.rows(len(self.layers), plan.output)
         if not pieces:
             return strip.new_empty(len(strip), self._shapes[-1].channels, 0, self._widths[-1])
@@ -366,15 +365,15 @@ class Sweep:
         map_, first = number + 1, rows.out[0]
         if map_ not in self._computed_maps:
             return
-        found = self._computed(number, layer, rows)
+        map_rows = self._computed(number, layer, rows)
         if map_ in self._kept.after.get(len(self.layers), ()):
-            self._kept.keep(map_, first, found, self._shapes[map_].rows)
-        self._pieces[map_].append((first, found))
-        if map_ in self._asked:
-            self.made.append((map_, first, found))
+            self._kept.keep(map_, first, map_rows, self._shapes[map_].rows)
+        self._pieces[map_].append((first, map_rows))
+        if map_ in self._maps_for_others:
+            self.rows_for_others.append((map_, first, map_rows))
 
-    def _let_go(self, number: int, first: int) -> None:
-        """Let rows before the first one go."""
+    def _drop_rows(self, number: int, first: int) -> None:
+        """Drop a map's rows before `first`."""
         pieces = self._pieces[number]
         while pieces and pieces[0][0] + pieces[0][1].shape[2] <= first:
             del pieces[0]
@@ -384,53 +383,54 @@ class Sweep:
             pieces[0] = first, pieces[0][1][:, :, gone:].clone()
 
     def _rows(self, number: int, rows: Rows) -> Tensor:
-        """Rows of a map; all of a whole one."""
+        """Rows of a map; all rows of a whole one."""
         if self.grids[number].whole:
             return self._whole[number]
-        if number in self._kept.there:
+        if number in self._kept.maps:
             return self._kept.rows(number, rows)
         start, stop = rows
-        # A piece as it is, not a view of all of it: in backward, writing over a view takes copies.
-        found = [
+        # The piece itself instead of a view of all its rows: writing over a view takes copies in
+        # backward.
+        parts = [
             piece
             if start <= first and first + piece.shape[2] <= stop
             else piece[:, :, max(start - first, 0) : stop - first]
             for first, piece in self._pieces[number]
             if first < stop and start < first + piece.shape[2]
         ]
-        assert sum(one.shape[2] for one in found) == stop - start, "rows come before they are due"
-        if not found:  # padding alone is looked at
+        assert sum(part.shape[2] for part in parts) == stop - start, "rows come before they are due"
+        if not parts:  # the layer sees padding only
             shape = len(self._like), self._shapes[number].channels, 0, self._widths[number]
             return self._like.new_empty(shape)
-        return found[0] if len(found) == 1 else torch.cat(found, 2)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
     def _of_whole_image(self, number: int, layer: Layer, strip: Tensor) -> Tensor:
-        """A map that all rows have; averages are given."""
+        """A map without rows of its own, such as averages, which are fixed."""
         if isinstance(layer, GlobalPool) and not self.grids[number].whole:
             out: Tensor = self._modules[number](strip)
             return out
         return self._computed(number, layer, LayerRows((0, 0), (0, 0)))
 
     def _computed(self, number: int, layer: Layer, rows: LayerRows) -> Tensor:
-        taken = self._inputs[number]
+        inputs = self._inputs[number]
         match layer:
             case Stash():
                 return self._rows(number, rows.out)
             case Join():
-                kept = [self._rows(one, rows.out) for one in taken[1:]]
-                x = kept[0] if layer.how == "take" else self._rows(number, rows.out)
-                return joined(layer, x, kept)
+                others = [self._rows(map_, rows.out) for map_ in inputs[1:]]
+                x = others[0] if layer.how == "take" else self._rows(number, rows.out)
+                return joined(layer, x, others)
             case Cellwise() if layer.kept:
-                kept = [self._rows(one, rows.out) for one in taken[1:]]
+                others = [self._rows(map_, rows.out) for map_ in inputs[1:]]
                 module = cast(CellwiseModule, self._modules[number].module)
-                return module.compute(self._rows(number, rows.out), kept)
+                return module.compute(self._rows(number, rows.out), others)
             case Expand():
                 way = layer.mode, layer.corners
                 return self._resampled(number, self._rows(number, rows.out), (0, 0), way)
             case _ if by_corners(layer) and not self.grids[number].whole:
                 return self._with_corners(number)
         if isinstance(layer, WINDOWED) and not self.grids[number].whole:
-            return self._run(number, self._rows(number, self._seen(number)))
+            return self._run(number, self._rows(number, self._needed_rows(number)))
         return self._run(number, self._rows(number, rows.out))
 
     def _run(self, number: int, x: Tensor) -> Tensor:
@@ -438,21 +438,22 @@ class Sweep:
         return out
 
     def _with_corners(self, number: int) -> Tensor:
-        exchange, seen = without_border(self.exchange(number)), self._seen(number)
-        x, halo, first = self._rows(number, seen), exchange.halo, 0
+        exchange, rows = without_border(self.exchange(number)), self._needed_rows(number)
+        x, halo, first = self._rows(number, rows), exchange.halo, 0
         if halo.takes or halo.gives:
             x, first = extend(x, exchange, 0.0), halo.need.col - halo.own.col
-        return self._resampled(number, x, (seen[0], first), ("bilinear", True))
+        return self._resampled(number, x, (rows[0], first), ("bilinear", True))
 
     def _resampled(
         self, number: int, x: Tensor, first: tuple[int, int], way: tuple[str, bool]
     ) -> Tensor:
-        """Rows of a map of another size, of cells from `first` on; both lie as on the image.
+        """Rows of a resampled map, aligned as on the whole image.
 
         Args:
-            way: Mode and whether it is by corners, as for `resampled`.
+            first: Row and column of the first cell of `x`, on its map.
+            way: Mode, and whether corners are aligned, as for `resampled`.
         """
-        start, stop = self._now.out
+        start, stop = self._layer_rows.out
         (top, left), (out_top, out_left) = self.starts[number], self.starts[number + 1]
         before, after = self._image[number], self._image[number + 1]
         along = AxisPlace(top + first[0], before.rows, out_top + start, stop - start, after.rows)
@@ -463,16 +464,16 @@ class Sweep:
 
 
 def _first_cells(grid: Grid, part: Window) -> tuple[int, int]:
-    """Row and column of the map's first cell of a part of the image."""
+    """Row and column of the first cell that a map has of a part of the image."""
     return (0, 0) if grid.whole else (int(part.row / grid.stride), int(part.col / grid.stride))
 
 
 def _inputs(layers: tuple[Layer, ...]) -> list[tuple[int, ...]]:
-    """For each layer the maps that it takes: its own input, then the kept ones."""
-    kept: dict[str, int] = {}
-    found = []
+    """For each layer the maps that it reads: its own input, then the stashed ones."""
+    stashed: dict[str, int] = {}
+    inputs = []
     for number, layer in enumerate(layers):
-        found.append((number, *(kept.pop(name) for name in layer.names)))
+        inputs.append((number, *(stashed.pop(name) for name in layer.names)))
         if isinstance(layer, Stash):
-            kept[layer.name] = number
-    return found
+            stashed[layer.name] = number
+    return inputs

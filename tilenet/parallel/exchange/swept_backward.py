@@ -21,38 +21,38 @@ from tilenet.parallel.exchange.swept import KeptMaps, State, Sweep
 
 __all__ = ["Inputs", "OfRows", "adds", "as_leaves", "of_layers", "rows_of", "swept_sum"]
 
-# What rows of the last map add to a sum, differentiable; None: nothing.
+# The term that rows of the last map add to a sum, differentiable; None for no term.
 OfRows = Callable[[Tensor, Rows], Tensor | None]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a sweep takes besides the image.
+    """The tensors that a sweep needs besides the image.
 
     Attributes:
-        given: What layers take of the whole image.
-        maps: Whole maps that sweeps before it kept, by their numbers.
-        parameters: Of the layers that it computes.
+        averages: Averages of the whole image that layers need.
+        maps: Whole maps that earlier sweeps kept, by their numbers.
+        parameters: Parameters of the layers that it computes.
     """
 
-    given: Sequence[Tensor]
+    averages: Sequence[Tensor]
     maps: Mapping[int, Tensor]
     parameters: Sequence[Tensor]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, which get gradients."""
-        return *self.given, *self.maps.values(), *self.parameters
+        """All these tensors, which get gradients."""
+        return *self.averages, *self.maps.values(), *self.parameters
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor], num_given: int, numbers: Sequence[int]) -> "Inputs":
-        """Those of `tensors`, with so many given ones and maps of these numbers."""
-        stop = num_given + len(numbers)
-        maps = dict(zip(numbers, tensors[num_given:stop], strict=True))
-        return cls(tensors[:num_given], maps, tensors[stop:])
+    def of(cls, tensors: Sequence[Tensor], num_averages: int, numbers: Sequence[int]) -> "Inputs":
+        """The inverse of `tensors`, for so many averages and maps of these numbers."""
+        stop = num_averages + len(numbers)
+        maps = dict(zip(numbers, tensors[num_averages:stop], strict=True))
+        return cls(tensors[:num_averages], maps, tensors[stop:])
 
 
-# A sweep at the image's beginning that takes these, and what it keeps.
+# Returns a sweep at the image's beginning that uses these inputs, and the maps that it keeps.
 Make = Callable[[Inputs], tuple[Sweep, KeptMaps]]
 
 
@@ -63,19 +63,19 @@ def swept_sum(
 
     Args:
         image: (1, bands, H, W); it gets no gradient.
-        make: Is called in backward once more.
-        measure: Is called in backward once more.
-        inputs: They get gradients.
-        keeps_states: Whether states are kept for backward; else it sweeps once more for them, so
-            that they take memory for a shorter time.
+        make: Makes the sweep; called once more in backward.
+        measure: Returns a strip's term of the sum; called once more in backward.
+        inputs: The tensors that get gradients.
+        keeps_states: Whether states are kept for backward; else backward sweeps once more for
+            them, so that they take memory for a shorter time.
 
     Returns:
-        The sum, and the maps that the sweep keeps, by number; of these gradients are handed on.
+        The sum, and the maps that the sweep keeps, by number; both are differentiable.
     """
-    kept: list[int] = []
-    split = partial(Inputs.of, num_given=len(inputs.given), numbers=tuple(inputs.maps))
-    total, *maps = _Swept.apply(image, make, measure, keeps_states, split, kept, *inputs.tensors)  # type: ignore[no-untyped-call]
-    return total, dict(zip(kept, maps, strict=True))
+    numbers: list[int] = []
+    split = partial(Inputs.of, num_averages=len(inputs.averages), numbers=tuple(inputs.maps))
+    total, *maps = _Swept.apply(image, make, measure, keeps_states, split, numbers, *inputs.tensors)  # type: ignore[no-untyped-call]
+    return total, dict(zip(numbers, maps, strict=True))
 
 
 class _Swept(torch.autograd.Function):
@@ -87,7 +87,7 @@ class _Swept(torch.autograd.Function):
         measure: OfRows,
         keeps_states: bool,
         split: Callable[[Sequence[Tensor]], Inputs],
-        kept: list[int],
+        numbers: list[int],
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         sweep, maps = make(split(tensors))
@@ -100,35 +100,35 @@ class _Swept(torch.autograd.Function):
         for plan in ctx.plans:
             if keeps_states:
                 ctx.states.append(sweep.state)
-            found = measure(sweep.pass_strip(rows_of(image, plan), plan), plan.output)
-            if found is not None:
-                total = found if total is None else total + found
+            term = measure(sweep.pass_strip(rows_of(image, plan), plan), plan.output)
+            if term is not None:
+                total = term if total is None else total + term
         assert total is not None, "there is something to measure"
-        come = maps.come
-        kept += come
-        ctx.numbers = tuple(kept)
+        complete = maps.complete
+        numbers += complete
+        ctx.numbers = tuple(numbers)
         maps.clear()
-        return total, *come.values()
+        return total, *complete.values()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        gradient, *of_kept = grads
+        gradient, *of_maps = grads
         image, *tensors = ctx.saved_tensors
         assert ctx.plans, "states go as backward passes them, so that it passes them once"
         before = ctx.split(tensors)
-        given = [one.detach().requires_grad_() for one in before.given]
-        sweep, maps = ctx.make(Inputs(given, before.maps, before.parameters))
+        averages = [leaf.detach().requires_grad_() for leaf in before.averages]
+        sweep, maps = ctx.make(Inputs(averages, before.maps, before.parameters))
         if not ctx.states:
             ctx.states = _states(sweep, image, ctx.plans)
-            maps.coming = {}
-        inputs = [*given, *before.parameters]
-        sums = [torch.zeros_like(one) for one in tensors]
+            maps.incomplete = {}
+        inputs = [*averages, *before.parameters]
+        sums = [torch.zeros_like(leaf) for leaf in tensors]
         after = ctx.split(sums)
-        flow = _Flow(maps, after.maps, dict(zip(ctx.numbers, of_kept, strict=True)), gradient)
-        totals = [*after.given, *after.parameters]
-        hooks = [one.register_hook(adds(sum_)) for one, sum_ in zip(inputs, totals, strict=True)]
+        flow = _Flow(maps, after.maps, dict(zip(ctx.numbers, of_maps, strict=True)), gradient)
+        totals = [*after.averages, *after.parameters]
+        hooks = [leaf.register_hook(adds(sum_)) for leaf, sum_ in zip(inputs, totals, strict=True)]
         try:
-            _strips_back(ctx, sweep, image, inputs, flow)
+            _strips_backward(ctx, sweep, image, inputs, flow)
         finally:
             maps.clear()
             for hook in hooks:
@@ -138,68 +138,68 @@ class _Swept(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Flow:
-    """Gradients that come from what follows a sweep, and those that go to the maps it took.
+    """Gradients of the results of a sweep, and those of the whole maps that it read.
 
     Attributes:
-        maps: What the sweep takes and keeps.
-        taken: Sums of the gradients of whole maps that it takes, by number.
-        kept: Gradients of those that it keeps.
-        gradient: Of the sum.
+        maps: The maps that the sweep reads and keeps.
+        read: Sums of the gradients of the maps that it reads, by number.
+        kept: Gradients of the maps that it keeps, by number.
+        gradient: Gradient of the sum.
     """
 
     maps: KeptMaps
-    taken: Mapping[int, Tensor]
+    read: Mapping[int, Tensor]
     kept: Mapping[int, Tensor | None]
     gradient: Tensor | None
 
     def leaves(self) -> list[Tensor]:
-        """The rows that a strip took of whole maps, whose gradients are added up as they come."""
+        """The rows that a strip read of whole maps; hooks add up their gradients."""
         rows = list[Tensor]()
-        for number, first, leaf in self.maps.taken:
-            total = self.taken[number][:, :, first : first + leaf.shape[2]]
+        for number, first, leaf in self.maps.read_rows:
+            total = self.read[number][:, :, first : first + leaf.shape[2]]
             leaf.register_hook(adds(total))  # type: ignore[no-untyped-call]
             rows.append(leaf)
-        self.maps.taken.clear()
+        self.maps.read_rows.clear()
         return rows
 
     def ends(self) -> list[tuple[GradientEdge, Tensor]]:
-        """Where backward begins for the rows of kept maps that a strip computed."""
-        found = list[tuple[GradientEdge, Tensor]]()
-        for number, (first, stop), edge in self.maps.given:
+        """The edges at which backward begins for a strip's rows of kept maps, with gradients."""
+        ends = list[tuple[GradientEdge, Tensor]]()
+        for number, (first, stop), edge in self.maps.computed_rows:
             gradient = self.kept.get(number)
             if gradient is not None:
-                found.append((edge, gradient[:, :, first:stop]))
-        self.maps.given.clear()
-        return found
+                ends.append((edge, gradient[:, :, first:stop]))
+        self.maps.computed_rows.clear()
+        return ends
 
 
-def _strips_back(
+def _strips_backward(
     ctx: Any, sweep: Sweep, image: Tensor, inputs: Sequence[Tensor], flow: _Flow
 ) -> None:
-    """Backward of all strips, the last first; hooks of the inputs take their gradients."""
-    later: list[Tensor | None] = []  # gradients of the state after the strip
+    """Backward of all strips, the last first; hooks add up the gradients of the inputs."""
+    of_state: list[Tensor | None] = []  # gradients of the state after the strip
     while ctx.plans:
         plan = ctx.plans.pop()
         sweep.state, leaves = as_leaves(ctx.states.pop())
         with torch.enable_grad():
             measured = ctx.measure(sweep.pass_strip(rows_of(image, plan), plan), plan.output)
-        ends = _ends([*of_layers(sweep.state), measured], [*later, flow.gradient]) + flow.ends()
-        taken = flow.leaves()
-        # Backward needs none of these, but what layers keep for it.
-        del measured, later
+        ends = _ends([*of_layers(sweep.state), measured], [*of_state, flow.gradient]) + flow.ends()
+        read = flow.leaves()
+        # Backward does not need these tensors, only those that layers saved.
+        del measured, of_state
         sweep.state = []
-        later = [None for _ in leaves]
+        of_state = [None for _ in leaves]
         if ends:
-            edges, their = zip(*ends, strict=True)
+            edges, gradients = zip(*ends, strict=True)
             del ends
-            asked = [*leaves, *taken, *inputs]
-            found = torch.autograd.grad(edges, asked, their, allow_unused=True)
-            later = list(found[: len(leaves)])
-            del edges, their, found
+            tensors = [*leaves, *read, *inputs]
+            results = torch.autograd.grad(edges, tensors, gradients, allow_unused=True)
+            of_state = list(results[: len(leaves)])
+            del edges, gradients, results
 
 
 def adds(total: Tensor) -> Callable[[Tensor | None], Tensor | None]:
-    """Adds a gradient to a total as soon as it comes; what waits in its place takes no memory."""
+    """A hook that adds a gradient to a total at once, and leaves zeros that take no memory."""
 
     def add(gradient: Tensor | None) -> Tensor | None:
         if gradient is None:
@@ -213,16 +213,16 @@ def adds(total: Tensor) -> Callable[[Tensor | None], Tensor | None]:
 def _ends(
     tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
 ) -> list[tuple[GradientEdge, Tensor]]:
-    """Where backward begins, without the tensors that lie there, and with which gradients."""
+    """The edges at which backward begins, without holding the tensors, with their gradients."""
     return [
-        (get_gradient_edge(end), one)
-        for end, one in zip(tensors, gradients, strict=True)
-        if end is not None and one is not None and end.requires_grad
+        (get_gradient_edge(end), gradient)
+        for end, gradient in zip(tensors, gradients, strict=True)
+        if end is not None and gradient is not None and end.requires_grad
     ]
 
 
 def _states(sweep: Sweep, image: Tensor, plans: Sequence[Strip]) -> list[State]:
-    """The state before each strip."""
+    """The states before each strip, from a sweep over all of them."""
     states = []
     for plan in plans:
         states.append(sweep.state)
@@ -236,7 +236,7 @@ def rows_of(image: Tensor, plan: Strip) -> Tensor:
 
 
 def as_leaves(state: State) -> tuple[State, list[Tensor]]:
-    """A state that gradients are taken of, and the tensors of which they are."""
+    """A copy of a state whose rows of maps are leaves of the graph, and these leaves."""
     image, *maps = state
     fresh = [
         [(first, piece.detach().requires_grad_()) for first, piece in pieces] for pieces in maps
@@ -247,9 +247,9 @@ def as_leaves(state: State) -> tuple[State, list[Tensor]]:
 
 
 def _alone(gradient: Tensor | None) -> Tensor | None:
-    """A gradient that keeps nothing else in memory, such as that of all rows it came with.
+    """A gradient without other memory, such as that of all rows of which it is a view.
 
-    There is none of a map of which only places or comparisons were taken.
+    It is None for a map of which only places or comparisons were used.
     """
     if gradient is None or gradient.untyped_storage().nbytes() <= gradient.nbytes:
         return gradient
@@ -257,5 +257,5 @@ def _alone(gradient: Tensor | None) -> Tensor | None:
 
 
 def of_layers(state: State) -> list[Tensor]:
-    """The rows of layers' maps; the image has no gradient."""
+    """The rows of layers' maps in a state, without the image, which has no gradient."""
     return [piece for pieces in state[1:] for _, piece in pieces]

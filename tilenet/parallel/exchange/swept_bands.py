@@ -1,14 +1,14 @@
 """Bands of an image that ranks sweep: to the network's end, or to a layer for its statistics.
 
-What a layer takes of the whole image depends on the layers before it, so pass k sweeps those before
-number k, with what earlier passes found. Statistics are found tile by tile and merged in the order
-of the tiles, so that they do not depend on the number of ranks.
+The statistics that a layer needs depend on the layers before it, so pass k sweeps those before
+number k, with the results of earlier passes. Statistics are computed tile by tile and merged in the
+order of the tiles, so that they do not depend on the number of ranks.
 """
 
 from collections.abc import Generator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,15 +38,15 @@ __all__ = ["ImageSweep", "KeptMaps", "columns_of", "sweep_band", "sweep_statisti
 
 @dataclass(frozen=True)
 class ImageSweep:
-    """What sweeps of one image have in common.
+    """The settings that all sweeps of an image share.
 
     Attributes:
-        layers: The network's, or its first ones.
+        layers: The network's layers, or the first of them.
         precision: As for `Pipe`.
-        reads: The network's input for windows.
-        columns: Those that this rank holds, where ranks exchange halos; then each step is
-            collective, and all ranks hear of what one of them cannot read.
-        kept: Maps that sweeps of the whole image hand on; None: they hand on none.
+        reads: Reads the network's input for windows.
+        columns: The columns that this rank holds, if ranks exchange halos; then each step is
+            collective, and all ranks raise the error of one that cannot read.
+        kept: Maps that sweeps of the whole image hand on to later ones, if they do.
     """
 
     layers: tuple[Layer, ...]
@@ -56,7 +56,7 @@ class ImageSweep:
     kept: KeptMaps | None = None
 
     def before(self, stop: int) -> "ImageSweep":
-        """That of the first layers."""
+        """The settings for a sweep of the first `stop` layers."""
         columns = self.columns.before(stop) if self.columns is not None and stop else None
         return replace(self, layers=self.layers[:stop], columns=columns)
 
@@ -70,12 +70,12 @@ def sweep_band(
     *,
     blank: bool = False,
 ) -> Generator[Tensor, None, None]:
-    """Of a band's tiles, one after another, their own cells of the last layer's map.
+    """The own cells of a band's tiles in the last layer's map, one tile after another.
 
     Args:
-        network: Of the image's layers, in evaluation mode, on the device of what is read.
-        owns: For each tile the cells of that map which it owns, counted on the whole map.
-        blank: Whether an image that no layer looks at, since maps are kept, is not read.
+        network: The network of `image.layers`, in evaluation mode, on the device of `image.reads`.
+        owns: Window of that map which each tile owns, counted on the whole map.
+        blank: Whether the image is not read if no layer needs it, since maps are kept.
 
     Yields:
         (1, C, H, W).
@@ -92,9 +92,9 @@ def sweep_band(
     sweep = Sweep(layers, network, swept, image.precision, columns)
     if kept is not None and whole == Window(0, 0, *tiling.extended):
         sweep.use(kept)
-    (done, left), there = sweep.starts[-1], list[Tensor]()
+    (done, left), pieces = sweep.starts[-1], list[Tensor]()
     first, comm = done, None if columns is None else columns.channel.comm
-    reads = reads if sweep.looks or not blank else sweep.blanks  # alike on all ranks
+    reads = reads if sweep.reads_image or not blank else sweep.blanks  # alike on all ranks
     with reads([Window(s.first, part.col, s.own, part.width) for s in band.strips]) as images:
 
         def read() -> Tensor | None:
@@ -104,17 +104,17 @@ def sweep_band(
 
         for own in owns:
             while done < own.row + own.height:
-                there.append(sweep.feed(read()))
-                done += there[-1].shape[2]
-            found = there[0] if len(there) == 1 else torch.cat(there, 2)
+                pieces.append(sweep.feed(read()))
+                done += pieces[-1].shape[2]
+            rows = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
             top, col = own.row - first, own.col - left
-            yield found[:, :, top : top + own.height, col : col + own.width]
+            yield rows[:, :, top : top + own.height, col : col + own.width]
             first = own.row + own.height
-            there = [found[:, :, first - done :].clone()] if first < done else []
+            pieces = [rows[:, :, first - done :].clone()] if first < done else []
 
 
 def columns_of(layers: tuple[Layer, ...], tiling: Tiling, comm: "MPI.Intracomm") -> Columns | None:
-    """The columns that a rank sweeps where columns exchange halos; None: they do not."""
+    """The columns that a rank sweeps, if columns exchange halos."""
     if not tiling.rule.exchanged:
         return None
     return Columns(tiling_shares(layers, tiling)[1], comm.rank, HaloChannel(comm))
@@ -126,18 +126,18 @@ def sweep_statistics(
     passes: Sequence[tuple[int, Tiling]],
     comm: "MPI.Intracomm",
     watchdog: Watchdog,
-    kept: KeptSums | None = None,
+    kept_sums: KeptSums | None = None,
     *,
     brief: bool = False,
 ) -> Network:
     """The same network with fixed statistics. Collective.
 
     Args:
-        image: Its `kept` holds afterwards what the last pass leaves.
-        network: In evaluation mode, on the device of what is read.
+        image: Its kept maps are those of the last pass afterwards.
+        network: In evaluation mode, on the device of `image.reads`.
         passes: As for `StatisticPasses.run`.
-        kept: Knows the sums of passes that an interrupted run finished, and keeps new ones.
-        brief: Whether progress shows only while it takes long.
+        kept_sums: Gives the sums of passes that an interrupted run finished; stores new ones.
+        brief: Whether progress is shown only if it takes long.
 
     Raises:
         AgreedError: On all ranks, for a file that one of them cannot read.
@@ -148,42 +148,44 @@ def sweep_statistics(
     with progress_bar(comm, total, "strip", brief=brief) as progress:
         for number, (index, tiling) in enumerate(passes):
             statistic, count = statistic_of(layers[index]), len(tiling.tiles)
-            known, values = kept.sums(index) if kept else (0, None)
+            known, values = kept_sums.sums(index) if kept_sums else (0, None)
             if values is None or known < count:
                 shares = bands(tiling, range(count), comm.size)
                 prefix = Network(list(fixed)[:index], network.mask_key).eval()
-                tiles = _found(image, prefix, index, tiling, shares[comm.rank])
-                found: list[Values] = []
+                tiles = _tile_values(image, prefix, index, tiling, shares[comm.rank])
+                own_values: list[Values] = []
                 rounds = max(sum(len(band.tiles) for band in share) for share in shares)
-                with closing(tiles) as mine:
+                with closing(tiles) as own_tiles:
                     for turn in range(rounds):
                         doing = f"statistics of layer {index}, pass {number + 1} of {len(passes)}"
                         watchdog.arm(f"{doing}, round {turn}", 1.0 if number or turn else SLOW)
                         with agreed(comm):  # a file may be broken where only one rank reads it
-                            found += [one for one in [next(mine, None)] if one is not None]
+                            own_values += islice(own_tiles, 1)
                         progress.update(min(comm.size, count - turn * comm.size))
-                        if kept and turn + 1 < rounds:
-                            kept.round_done()
+                        if kept_sums and turn + 1 < rounds:
+                            kept_sums.round_done()
                 if maps is not None:
                     maps.finish(index)
-                values = _merged(statistic, shares, found, comm)
-                if kept:
-                    kept.sums_done(index, count, values)
+                values = _merged(statistic, shares, own_values, comm)
+                if kept_sums:
+                    kept_sums.sums_done(index, count, values)
             fixed[index] = statistic.fixed(network[index], values).eval()
     return fixed
 
 
-def _found(
+def _tile_values(
     image: ImageSweep, prefix: Network, index: int, tiling: Tiling, share: Sequence[Band]
 ) -> Generator[Values, None, None]:
-    """What each of a rank's tiles adds to the statistic of layer `index`; zeros: it owns no cell,
-    as at the edges of a map that is smaller than the image.
+    """The contribution of each of a rank's tiles to the statistic of layer `index`.
+
+    It is zeros for a tile without own cells, as at the edges of a map that is smaller than the
+    image.
     """
     rows, cols = (axis[index] for axis in tiling_shares(image.layers, tiling))
     whole, statistic = (rows.cells, cols.cells), statistic_of(image.layers[index])
     for band in share:
         owns = [_own(rows, cols, divmod(number, tiling.grid[1])) for number in band.tiles]
-        # Of columns that exchange halos, all ranks sweep what one of them has cells of.
+        # If columns exchange halos, all ranks sweep the rows of which any of them has cells.
         some = [own for own in owns if own.height and (own.width or image.columns is not None)]
         maps = sweep_band(image.before(index), prefix, tiling, band, some, blank=True)
         with closing(maps):
@@ -207,22 +209,22 @@ def _own(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> Window:
 def _merged(
     statistic: Statistic,
     shares: Sequence[Sequence[Band]],
-    found: list[Values],
+    own_values: list[Values],
     comm: "MPI.Intracomm",
 ) -> Values:
-    """The statistic of all tiles, alike on all ranks."""
+    """The statistic of all tiles, the same on all ranks."""
     most = max(sum(len(band.tiles) for band in share) for share in shares)
-    mine = np.zeros((most, statistic.num_values))
-    for place, one in enumerate(found):
-        mine[place] = one
-    everything = np.empty((comm.size, *mine.shape))
-    comm.Allgather(mine, everything)
+    own = np.zeros((most, statistic.num_values))
+    for place, values in enumerate(own_values):
+        own[place] = values
+    everything = np.empty((comm.size, *own.shape))
+    comm.Allgather(own, everything)
     by_tile: dict[int, Values] = {}
     for rank, share in enumerate(shares):
         for place, tile in enumerate(chain.from_iterable(band.tiles for band in share)):
             by_tile[tile] = everything[rank, place]
     total = np.zeros(statistic.num_values)
-    for _, one in sorted(by_tile.items()):
-        if one.any():
-            total = statistic.merged(total, one) if total.any() else one
+    for _, values in sorted(by_tile.items()):
+        if values.any():
+            total = statistic.merged(total, values) if total.any() else values
     return total

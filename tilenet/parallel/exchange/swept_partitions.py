@@ -1,10 +1,11 @@
-"""A sweep over partitions: strip after strip flows through them, each keeps the rows of its layers.
+"""A sweep over partitions: strips flow through them, and each keeps the rows of its layers.
 
 A strip is a micro-batch with a state. While a partition computes a strip, the one before it
-computes the next. Rows of maps that later partitions look at are handed over as they come, skips
-too, and their gradients handed back. Backward goes through the strips from the last to the first:
-a partition computes a strip again from its state, as many strips ahead of its gradient as there are
-partitions behind it. So partitions wait at the ends alone, and what was handed over is not stored.
+computes the next. Rows of maps that later partitions need, skips too, are sent as soon as they are
+computed, and their gradients are sent back. Backward goes through the strips from the last to the
+first: a partition computes a strip again from its state, as many strips ahead of its gradient as
+there are partitions after it. So partitions wait at the ends alone, and received rows are not
+stored.
 
 The schedule is "one forward, one backward" (Narayanan et al., "PipeDream", SOSP 2019), with the
 strips' second forward in the place of forward.
@@ -37,9 +38,9 @@ class SweptLayers:
     """A partition of a sweep at the image's beginning.
 
     Attributes:
-        sweep: Of its layers.
-        device: Where it computes.
-        parameters: Of its layers, which get gradients.
+        sweep: The sweep of its layers.
+        device: The device of its layers.
+        parameters: Parameters of its layers, which get gradients.
     """
 
     sweep: Sweep
@@ -51,20 +52,20 @@ Make = Callable[[], Sequence[SweptLayers]]
 
 
 def turns(num_strips: int, behind: int) -> Iterator[tuple[int | None, int | None]]:
-    """What a partition does in each turn: the strip that it begins, then the one that it ends.
+    """For each turn of a partition the strip that it begins, and then the one that it ends.
 
-    Strips are counted in the order in which they come. One ends when the partitions behind have
-    ended it: in backward with its gradients.
+    Strips are counted in the order in which they are computed. A strip ends when the partitions
+    after this one have ended it: in backward with its gradients.
 
     Args:
-        behind: Partitions behind this one.
+        behind: Number of partitions after this one.
     """
     for turn in range(num_strips + behind):
         yield turn if turn < num_strips else None, turn - behind if turn >= behind else None
 
 
 def idle_share(num_strips: int, num_partitions: int) -> float:
-    """Part of the time in which a partition waits, where all take as long for each strip."""
+    """Share of the time in which a partition waits, if all need the same time for a strip."""
     return (num_partitions - 1) / (num_strips + num_partitions - 1)
 
 
@@ -73,14 +74,15 @@ def swept_over_partitions(image: Tensor, make: Make, measure: OfRows) -> Tensor:
 
     Args:
         image: (1, bands, H, W); it gets no gradient.
-        make: The partitions in order; is called in backward once more.
-        measure: Is called in a thread of the last partition, in backward once more.
+        make: Returns the partitions in order; called once more in backward.
+        measure: Returns a strip's term of the sum; called in a thread of the last partition, and
+            once more in backward.
 
     Returns:
         The sum, on the last partition's device.
 
     Raises:
-        Exception: What one of the partitions raised first.
+        Exception: The first error of any partition.
     """
     parts = make()
     tensors = chain(*(part.parameters for part in parts))
@@ -146,16 +148,16 @@ class _Strip:
 
     Attributes:
         state: Leaves of the state before it.
-        come: Leaves of the rows that came, by the partition from which.
-        after: Where backward begins for the state after it; None: there is no way back.
-        handed_over: The same for the rows that were handed over, by the partition to which.
-        measured: The same for what was measured.
+        arrived: Leaves of the received rows, by their sender.
+        after: Edges at which backward begins for the state after it; None without a gradient.
+        sent: Edges of the rows that were sent, by their receiver.
+        measured: Edge of the measured term.
     """
 
     state: list[Tensor]
-    come: dict[int, list[Tensor]]
+    arrived: dict[int, list[Tensor]]
     after: list[GradientEdge | None]
-    handed_over: dict[int, list[GradientEdge | None]]
+    sent: dict[int, list[GradientEdge | None]]
     measured: GradientEdge | None
 
 
@@ -164,7 +166,7 @@ class _Ended(Exception):
 
 
 class _Worker:
-    """What a partition does with its strips, in a thread of its own.
+    """A partition's work on its strips, in a thread of its own.
 
     Args:
         number: Number of the partition.
@@ -192,89 +194,89 @@ class _Worker:
         self.reads = [{map_ for n in part.sweep.own for map_ in readers[n]} for part in parts]
 
     def forward(self, states: list[State] | None) -> None:
-        """Pass all strips, the last one's measure into the total.
+        """Compute all strips; the last partition adds up what is measured.
 
         Args:
-            states: Those before each strip are added; None: they are not kept.
+            states: Gets the state before each strip; None if states are not kept.
         """
         with torch.no_grad():
             for begun, ended in turns(len(self.plans), len(self.behind)):
                 if begun is not None:
                     if states is not None:
                         states.append(self.sweep.state)
-                    measured = self._pass(begun, {n: self._take(n) for n in self.before})
-                    self._hand_over()
+                    measured = self._pass(begun, {n: self._receive(n) for n in self.before})
+                    self._send_rows()
                     if measured is not None:
                         self.total = measured if self.total is None else self.total + measured
-                if ended is not None:  # so that none runs far ahead of those behind
+                if ended is not None:  # so that no partition runs far ahead of the next
                     for other in self.behind[:1]:
-                        self._take(other)
+                        self._receive(other)
                     for other in self.before[-1:]:
-                        self._give(other, None)
+                        self._send(other, None)
 
     def backward(self, states: list[State], gradient: Tensor) -> None:
-        """Pass all strips again, the last first; hooks of the parameters take their gradients.
+        """Compute all strips again, the last first; hooks add up the parameters' gradients.
 
         Args:
-            states: As `forward` added them; they go.
-            gradient: Of the total.
+            states: The states that `forward` added; they are removed.
+            gradient: Gradient of the total.
         """
-        waiting, later = list[_Strip](), list[Tensor | None]()
+        waiting, of_state = list[_Strip](), list[Tensor | None]()
         for begun, ended in turns(len(self.plans), len(self.behind)):
             if begun is not None:
-                waiting.append(self._again(len(self.plans) - 1 - begun, states.pop()))
+                waiting.append(self._recompute(len(self.plans) - 1 - begun, states.pop()))
             if ended is not None:
-                later = self._back(waiting.pop(0), later, gradient)
+                of_state = self._backpropagate(waiting.pop(0), of_state, gradient)
 
-    def _pass(self, strip: int, come: Mapping[int, list[MapRows]]) -> Tensor | None:
-        """Compute a strip; what is measured of it."""
+    def _pass(self, strip: int, arrived: Mapping[int, list[MapRows]]) -> Tensor | None:
+        """Compute a strip; return its term of the sum."""
         plan = self.plans[strip]
         rows = rows_of(self.image, plan)
-        rows = rows if self.sweep.looks else rows[:, :, :0]
-        logits = self.sweep.pass_strip(rows.to(self.part.device), plan, chain(*come.values()))
+        rows = rows if self.sweep.reads_image else rows[:, :, :0]
+        logits = self.sweep.pass_strip(rows.to(self.part.device), plan, chain(*arrived.values()))
         return None if self.behind else self.measure(logits, plan.output)
 
-    def _again(self, strip: int, state: State) -> _Strip:
+    def _recompute(self, strip: int, state: State) -> _Strip:
         """Compute a strip again from its state, for backward."""
         self.sweep.state, leaves = as_leaves(state)
-        come = {
-            other: [(n, first, rows.requires_grad_()) for n, first, rows in self._take(other)]
+        arrived = {
+            other: [(n, first, rows.requires_grad_()) for n, first, rows in self._receive(other)]
             for other in self.before
         }
         with torch.enable_grad():
-            measured = self._pass(strip, come)
-        strip_again = _Strip(
+            measured = self._pass(strip, arrived)
+        recomputed = _Strip(
             leaves,
-            {other: [rows for *_, rows in maps] for other, maps in come.items()},
+            {other: [rows for *_, rows in maps] for other, maps in arrived.items()},
             [_edge(rows) for rows in of_layers(self.sweep.state)],
-            self._hand_over(),
+            self._send_rows(),
             None if measured is None else _edge(measured),
         )
-        # Backward needs none of these, but what layers keep for it.
+        # Backward does not need these tensors, only those that layers saved.
         self.sweep.state = []
-        return strip_again
+        return recomputed
 
-    def _back(
-        self, strip: _Strip, later: list[Tensor | None], gradient: Tensor
+    def _backpropagate(
+        self, strip: _Strip, of_state: list[Tensor | None], gradient: Tensor
     ) -> list[Tensor | None]:
-        """Backward of a strip; gradients of the state before it.
+        """Backward of a strip; return the gradients of the state before it.
 
         Args:
-            later: Gradients of the state after it; empty: of the last.
+            of_state: Gradients of the state after it; empty for the last strip.
         """
-        gradients = [*(later or [None] * len(strip.after)), gradient]
+        gradients = [*(of_state or [None] * len(strip.after)), gradient]
         edges = [*strip.after, strip.measured]
-        del later
+        del of_state
         for other in self.behind:
-            edges += strip.handed_over[other]
-            gradients += self._take(other)
+            edges += strip.sent[other]
+            gradients += self._receive(other)
         ends = [
             (edge, of_edge)
             for edge, of_edge in zip(edges, gradients, strict=True)
             if edge is not None and of_edge is not None
         ]
         del edges, gradients
-        leaves = [*strip.state, *chain(*strip.come.values()), *self.part.parameters]
+        leaves = [*strip.state, *chain(*strip.arrived.values()), *self.part.parameters]
         of_leaves: list[Tensor | None] = [None] * len(leaves)
         if ends:
             begins, gradients = map(list, zip(*ends, strict=True))
@@ -282,27 +284,27 @@ class _Worker:
             of_leaves = list(torch.autograd.grad(begins, leaves, gradients, allow_unused=True))
         stop = len(strip.state)
         before, of_leaves = of_leaves[:stop], of_leaves[stop:]
-        for other, come in strip.come.items():
-            of_rows, of_leaves = of_leaves[: len(come)], of_leaves[len(come) :]
+        for other, arrived in strip.arrived.items():
+            of_rows, of_leaves = of_leaves[: len(arrived)], of_leaves[len(arrived) :]
             device = self.devices[other]
-            self._give(other, [None if rows is None else rows.to(device) for rows in of_rows])
+            self._send(other, [None if rows is None else rows.to(device) for rows in of_rows])
         return before
 
-    def _hand_over(self) -> dict[int, list[GradientEdge | None]]:
-        """Give computed rows to the partitions that look at them; where their backward begins."""
+    def _send_rows(self) -> dict[int, list[GradientEdge | None]]:
+        """Send computed rows to the partitions that need them; return the edges of these rows."""
         edges = {}
         for other in self.behind:
-            maps = [rows for rows in self.sweep.made if rows[0] in self.reads[other]]
+            maps = [rows for rows in self.sweep.rows_for_others if rows[0] in self.reads[other]]
             device = self.devices[other]
-            self._give(other, [(n, first, rows.detach().to(device)) for n, first, rows in maps])
+            self._send(other, [(n, first, rows.detach().to(device)) for n, first, rows in maps])
             edges[other] = [_edge(rows) for *_, rows in maps]
-        self.sweep.made = []
+        self.sweep.rows_for_others = []
         return edges
 
-    def _give(self, other: int, message: Any) -> None:
+    def _send(self, other: int, message: Any) -> None:
         self.posts[self.number, other].put(message)
 
-    def _take(self, other: int) -> Any:
+    def _receive(self, other: int) -> Any:
         message = self.posts[other, self.number].get()
         if message is ENDED:
             raise _Ended
@@ -320,7 +322,7 @@ def _workers(parts: Sequence[SweptLayers], image: Tensor, measure: OfRows) -> li
 
 
 def _run(works: Sequence[Callable[[], None]], workers: Sequence[_Worker]) -> None:
-    """Run what workers do, each in a thread; what one of them raised first is raised here."""
+    """Run each worker in a thread; raise the first error of any of them here."""
     errors = list[BaseException]()
     posts = workers[0].posts.values()
 

@@ -1,9 +1,9 @@
-"""Training by sweeps: what a rank sweeps of an image, after what its layers take of all of it.
+"""Training by sweeps of a rank's part of an image, with averages of the whole image first.
 
-An average of the whole image is found by a sweep of the layers before it, with the averages before
-it given, and is an input of the sweeps behind it: so backward goes through the sweeps from the last
-to the first, each strip by strip. The price of a sweep is one more forward pass, whatever the halo,
-and the memory that of one strip and all states.
+An average of the whole image is computed by a sweep of the layers before it, with the averages
+before it fixed, and is an input of the later sweeps: so backward goes through the sweeps from the
+last to the first, each strip by strip. A sweep costs one more forward pass, whatever the halo, and
+the memory of one strip and all states.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ from tilenet.parallel.sums.values import global_sum
 __all__ = ["Measure", "SweptPipe"]
 
 
-# What the logits (1, K, H, W) of a window of the image add to a sum; differentiable.
+# The term that the logits (1, K, H, W) of a window of the image add to a sum; differentiable.
 Measure = Callable[[Tensor, Window], Tensor]
 
 
@@ -47,16 +47,17 @@ class SweptPipe:
 
     Args:
         network: Keeps its parameters and their names; they are moved to the device.
-        layers: The network's.
-        device: Where it computes.
+        layers: The network's layers.
+        device: The device that computes.
         precision: As for `Pipe`.
-        sweeps: How a tile of so many rows and columns is swept.
-        line: To the ranks of an image, which hold columns of it each where tiles have no halo.
-        balance: Layers per partition, where there are several; the layers take no averages.
-        devices: One per partition, in the place of the one; a device may be named several times.
+        sweeps: Returns how a tile of so many rows and columns is swept.
+        channel: The channel to the ranks of an image, each of which holds columns of it if tiles
+            have no halo.
+        balance: Layers per partition, if there are several; the layers need no averages then.
+        devices: One device per partition, instead of `device`; they may repeat.
 
     Raises:
-        TilenetError: A layer needs something of the whole image that is no average.
+        TilenetError: A layer needs statistics of the whole image other than averages.
     """
 
     def __init__(
@@ -74,9 +75,9 @@ class SweptPipe:
         self.network, self.devices = network, tuple(devices) or (device,)
         ends = [0, *accumulate(balance or [len(layers)])]
         self.parts = [range(first, stop) for first, stop in pairwise(ends)]
-        for part, where in zip(self.parts, self.devices, strict=True):
+        for part, placed_on in zip(self.parts, self.devices, strict=True):
             for number in part:
-                network[number].to(where)
+                network[number].to(placed_on)
         self.layers, self.precision, self.sweeps, self.channel = layers, precision, sweeps, channel
 
     def passes(self, micro_batches: int) -> int:
@@ -84,19 +85,19 @@ class SweptPipe:
         return 1
 
     def idle_share(self, tile: Window) -> float:
-        """Part of the time in which a partition waits for strips of such a tile."""
+        """Share of the time in which a partition waits for strips of such a tile."""
         edges = self.sweeps(tile.height, tile.width).edges
         return idle_share(sum(1 for _ in sweep(self.layers, edges)), len(self.parts))
 
     def __call__(self, image: Tensor, origin: Origin, measure: Measure) -> Tensor:
         """Sweep a tile, and add up what is measured on the pixels that it owns.
 
-        Collective over the ranks of an image where they hold columns of it, as is backward.
+        Collective over the ranks of an image if they hold columns of it, as is backward.
 
         Args:
-            image: What the tile reads, (1, bands, H, W).
-            origin: Which tile it is.
-            measure: Is called for the own pixels of each strip, in backward once more.
+            image: The pixels that the tile reads, (1, bands, H, W).
+            origin: Says which tile it is.
+            measure: Called for the own pixels of each strip, and once more in backward.
         """
         part = _Part(self, upload(image, self.devices[0]), origin)
         averages: dict[int, Tensor] = {}
@@ -117,7 +118,7 @@ class SweptPipe:
 
 
 class _Part:
-    """What a rank sweeps of an image."""
+    """The part of an image that a rank sweeps, with the maps kept of it."""
 
     def __init__(self, pipe: SweptPipe, image: Tensor, origin: Origin) -> None:
         tiling = origin.tiling
@@ -128,9 +129,9 @@ class _Part:
         self.tile = tiling.tiles[number]
         read = self.tile.read
         assert image.shape[2:] == (read.height, read.width)
-        # Of the widest, so that strips of all ranks are the same.
-        self.how = pipe.sweeps(read.height, max(span.read for span in tiling.cols))
-        self.maps: dict[int, Tensor] = {}  # that sweeps have kept
+        # For the widest tile, so that strips of all ranks are the same.
+        self.plan = pipe.sweeps(read.height, max(span.read for span in tiling.cols))
+        self.maps: dict[int, Tensor] = {}  # maps that sweeps have kept
         self.columns: Columns | None = None
         if tiling.rule.exchanged and len(tiling.cols) > 1:
             assert pipe.channel is not None
@@ -142,20 +143,20 @@ class _Part:
         """Sweep the first `stop` layers, and add up what is measured of their map.
 
         Args:
-            averages: By the numbers of the layers that take them.
+            averages: Averages of the whole image, by the numbers of the layers that need them.
         """
         pipe, network, layers = self.pipe, self.pipe.network, self.pipe.layers[:stop]
         numbers, modules = tuple(averages), list(network)[:stop]
         columns = self.columns and self.columns.before(stop)
-        part = SweptPart(self.size, self.how.edges, None if columns else self.tile.read)
+        part = SweptPart(self.size, self.plan.edges, None if columns else self.tile.read)
 
         def make(inputs: Inputs) -> tuple[Sweep, KeptMaps]:
             network.mask_key.images = self.origin.images
-            for number, average in zip(numbers, inputs.given, strict=True):
+            for number, average in zip(numbers, inputs.averages, strict=True):
                 modules[number] = FixedPool(average)
             prefix = Network(modules, network.mask_key)
             sweep = Sweep(layers, prefix, part, pipe.precision, columns, compact=True)
-            kept = KeptMaps(self.how.kept, dict(inputs.maps))
+            kept = KeptMaps(self.plan.kept, dict(inputs.maps))
             sweep.use(kept)
             return sweep, kept
 
@@ -172,14 +173,14 @@ class _Part:
             Network(own, network.mask_key).trained,
         )
         total, maps = swept_sum(self.image, make, measure, inputs, keeps_states=keeps_states)
-        needed = self.how.kept.get(stop, ())
-        self.maps = {n: one for n, one in (self.maps | maps).items() if n in needed}
+        needed = self.plan.kept.get(stop, ())
+        self.maps = {n: map_ for n, map_ in (self.maps | maps).items() if n in needed}
         return total
 
     def sweep_over(self, measure: OfRows) -> Tensor:
         """Sweep all layers over partitions, and add up what is measured of the last map."""
         pipe, network, columns = self.pipe, self.pipe.network, self.columns
-        part = SweptPart(self.size, self.how.edges, None if columns else self.tile.read)
+        part = SweptPart(self.size, self.plan.edges, None if columns else self.tile.read)
 
         def make() -> list[SweptLayers]:
             network.mask_key.images = self.origin.images
@@ -197,7 +198,7 @@ class _Part:
         return swept_over_partitions(self.image, make, measure)
 
     def average(self, number: int, layer: GlobalPool, averages: dict[int, Tensor]) -> Tensor:
-        """What a layer averages of the whole image, (C, bins, bins) in float64. Collective."""
+        """A layer's averages of the whole image, (C, bins, bins) in float64. Collective."""
         shape = map_shapes(self.pipe.layers, *self.size)[number]
         left = self.columns.own[number][0] if self.columns else 0
         of_rows = partial(_bins, layer, left, (shape.rows, shape.cols))
@@ -205,8 +206,8 @@ class _Part:
             total = of_rows(self.image, (0, self.image.shape[2]))
             assert total is not None
         else:
-            # The states of maps that are kept are those of a single sweep, in parts.
-            keeps_states = number in self.how.kept
+            # If the map is kept, its states are needed as parts of those of a single sweep.
+            keeps_states = number in self.plan.kept
             total = self.sweep(number, averages, of_rows, keeps_states=keeps_states)
         return global_sum(total, self.columns.channel.comm if self.columns else None)
 
@@ -214,7 +215,7 @@ class _Part:
 def _bins(
     layer: GlobalPool, left: int, whole: tuple[int, int], x: Tensor, rows: Rows
 ) -> Tensor | None:
-    """What rows of a map (1, C, H, W) add to its averages, (C, bins, bins)."""
+    """The contribution of rows of a map (1, C, H, W) to its averages, (C, bins, bins)."""
     if not x.shape[2]:
         return None
     return bin_sums(x, layer, AveragedOver.part(x, (rows[0], left), whole))[0]
