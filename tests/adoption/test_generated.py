@@ -18,7 +18,7 @@ from tilenet.geometry.layers import Conv, Layer
 from tilenet.geometry.tiles import HaloRule, halo_rule
 
 # `make fuzz` asks for more, and with another seed for others.
-COUNT = int(os.environ.get("GENERATED_MODULES", "60"))
+COUNT = int(os.environ.get("GENERATED_MODULES", "40"))
 FIRST = int(os.environ.get("GENERATED_FROM", "0"))
 
 

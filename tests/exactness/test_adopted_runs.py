@@ -93,6 +93,7 @@ def check_same(comm: MPI.Intracomm, found: Outcome, wanted: Outcome, scene: Scen
     assert logit <= 1e-11 * max(1.0, float(np.abs(wanted.logits).max()))
 
 
+@pytest.mark.ranks((2, 3, 4))
 @pytest.mark.parametrize("name", UNITS)
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
 @pytest.mark.parametrize("batch_norm", ["frozen", "step"])

@@ -94,6 +94,7 @@ def check(
     check_same(comm, found, wanted, scenes[0].valid, logits=1e-11)
 
 
+@pytest.mark.ranks((1, 2))
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize(
     "augment",
@@ -117,7 +118,7 @@ def test_tiles_of_whole_images(
     )  # fmt: skip
 
 
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks((1, 2, 4))
 @pytest.mark.parametrize("norm", ["none", "instance", "batch"])
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
 def test_windows_of_whole_images(
@@ -134,6 +135,7 @@ def test_windows_of_whole_images(
         )  # fmt: skip
 
 
+@pytest.mark.ranks((1, 2))
 @pytest.mark.parametrize("norm", ["none", "group", "batch"])
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
 def test_crops(comm: MPI.Intracomm, shared_path: Path, norm: Any, mode: str) -> None:
@@ -148,7 +150,7 @@ def test_crops(comm: MPI.Intracomm, shared_path: Path, norm: Any, mode: str) -> 
     )  # fmt: skip
 
 
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks((1, 2, 4))
 @pytest.mark.parametrize("loss", ["focal", "dice"])
 def test_crops_in_a_pipeline(comm: MPI.Intracomm, shared_path: Path, loss: str) -> None:
     """Parameters on two devices, more tiles than ranks, and images of replicas."""

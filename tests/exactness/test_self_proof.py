@@ -60,6 +60,7 @@ def proof_in(said: str) -> str:
     return lines[0]
 
 
+@pytest.mark.ranks((1, 2, 4))
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("batch_norm", ["frozen", "step"])

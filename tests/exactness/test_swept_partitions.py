@@ -216,7 +216,7 @@ def test_a_run_is_that_of_the_module(
     check_same(comm, found, wanted_of(name, "frozen"), scene)
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks((1, 2))
 def test_all_of_the_recipe(comm: MPI.Intracomm, shared_path: Path, strip_px: int) -> None:
     """Augmentation, dropout, losses, class weights, clipping; of images and of crops."""
     scenes = recipe_scenes(shared_path, [(51, 83), (62, 45)], comm)

@@ -241,7 +241,7 @@ def test_states_wait_for_backward_only_where_they_are_asked_for(keeps: bool) -> 
     assert len(node.states) == (len(node.plans) if keeps else 0)
 
 
-@pytest.mark.ranks(2, (1, 3))
+@pytest.mark.ranks((1, 2, 3))
 @pytest.mark.parametrize(
     ("name", "tiles"),
     [
@@ -281,7 +281,7 @@ def test_a_proof_has_many_strips(
     assert seen[0] == strip_edges(64, 8)
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks((1, 2))
 @pytest.mark.parametrize(
     ("upsampling", "clips", "loss"),
     [("nearest", (0.12, 0.1), "focal"), ("transposed", (None, None), "ce+dice")],

@@ -121,6 +121,7 @@ def scene_of(comm: MPI.Intracomm, folder: Path, size: tuple[int, int], seed: int
     return scene
 
 
+@pytest.mark.ranks((1, 2))
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("norm", ["instance", "group"])
 @pytest.mark.parametrize("affine", [False, True])
@@ -138,6 +139,7 @@ def test_logits_are_the_plain_networks(
     assert worst(found, wanted_map(made, scene), scene) <= 1e-12
 
 
+@pytest.mark.ranks((1, 2))
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("partitions", [2, 3, 5])
 @pytest.mark.parametrize("size", [(97, 203), (211, 99), (61, 330)])
@@ -250,6 +252,7 @@ def test_a_prefix_with_a_halo_one_unit_too_small_is_detected(
     assert worst(found, wanted_map(made, scene), scene) > 1e-12
 
 
+@pytest.mark.ranks((1, 2))
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("standardised", [False, True])
 def test_pixels_far_from_zero_in_float32(
@@ -287,7 +290,7 @@ def rewrite(comm: MPI.Intracomm, made: Trained, **statistics: np.ndarray[Any, An
     comm.Barrier()
 
 
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks((1, 2, 4))
 @pytest.mark.parametrize("size", [(9, 200), (13, 13), (5, 9), (200, 6)])
 @pytest.mark.parametrize("tile_px", [None, 8])
 def test_images_that_are_small_for_the_ranks(

@@ -96,6 +96,7 @@ def adopted(comm: MPI.Intracomm, folder: Path, scene: Scene, module: nn.Module) 
     return Trained(folder, OPTIONS, found.layers, plain), logits[:, : SIZE[0], : SIZE[1]]
 
 
+@pytest.mark.ranks((1, 2, 3, 4))
 @pytest.mark.parametrize("num_cols", [1, 2])
 @pytest.mark.parametrize("name", ZOO)
 def test_adopted_networks(
@@ -174,6 +175,7 @@ def test_statistics_of_the_image_itself(comm: MPI.Intracomm, shared_path: Path) 
     assert worst(found, wanted, scene) <= 1e-12
 
 
+@pytest.mark.ranks((1, 2, 3, 4))
 @pytest.mark.parametrize("norm", ["batch", "instance", "group", "none"])
 @pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
 def test_our_own(comm: MPI.Intracomm, shared_path: Path, norm: Any, upsampling: Any) -> None:

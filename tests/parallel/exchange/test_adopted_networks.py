@@ -40,6 +40,7 @@ def case(layers: tuple[Layer, ...], size: int, mode: str, *of: object, **more: o
     return Case(layers, (least * unit, (least + 3) * unit), grid, unit, halo, mode, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.ranks((2, 3, 4))
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
 @pytest.mark.parametrize("batch_norm", ["frozen", "step"])

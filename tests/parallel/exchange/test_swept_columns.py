@@ -82,6 +82,7 @@ def compare(
         assert float((one - other).abs().max()) <= 1e-10 * max(float(other.abs().max()), least)
 
 
+@pytest.mark.ranks((2, 3, 4))
 @pytest.mark.parametrize("strip", STRIPS)
 @pytest.mark.parametrize("name", ["residual", "shifted", "between", "gated", "pyramid", "resized"])
 def test_adopted_networks(comm: MPI.Intracomm, name: str, strip: int) -> None:
@@ -91,6 +92,7 @@ def test_adopted_networks(comm: MPI.Intracomm, name: str, strip: int) -> None:
     compare(comm, adopted.layers, net, adopted.context.alignment_px, strip)
 
 
+@pytest.mark.ranks((2, 3, 4))
 @pytest.mark.parametrize("strip", STRIPS)
 @pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
 def test_our_own(comm: MPI.Intracomm, upsampling: Any, strip: int) -> None:
