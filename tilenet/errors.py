@@ -1,43 +1,44 @@
-"""The error that is the user's to mend: said in one sentence, without a traceback."""
+"""Errors that a user can correct: each is one sentence, shown without a traceback."""
 
 __all__ = ["AgreedError", "TilenetError", "UsageError", "one_line", "printable"]
 
 MOST_LETTERS = 1500
 
 
-class _Said(Exception):
-    """Its sentence is one line, however long or odd the words that it quotes."""
+class _OneSentence(Exception):
+    """An exception whose text is one line of bounded length, whatever values it quotes."""
 
     def __init__(self, sentence: str = "") -> None:
         super().__init__(one_line(sentence))
 
 
-class TilenetError(_Said):
-    """Raised when a request cannot be carried out: the rule, the values, the remedy.
+class TilenetError(_OneSentence):
+    """Raised when a request cannot be carried out; names the rule, the values and the remedy.
 
-    Everything else that is raised is a mistake of ours and keeps its traceback.
+    All other exceptions are bugs of tilenet and keep their traceback.
     """
 
 
 class AgreedError(TilenetError):
-    """Raised on every rank in the same words: each may end by itself, none waits for another."""
+    """Raised on every rank with the same sentence, so each rank can end without the others."""
 
 
-class UsageError(_Said):
+class UsageError(_OneSentence):
     """Raised when the command line or the run file cannot be understood (exit code 2)."""
 
 
 def one_line(text: str) -> str:
-    r"""A text as it may stand on a terminal: on one line, of bounded length, no commands to it.
+    r"""A text that is safe on a terminal: one line of bounded length, without control characters.
 
-    Names and values come from files of strangers. What cannot be printed is written as Python
-    writes it (\n, \x1b); of long texts the beginning and the end stay, where rule and remedy are.
+    Names and values come from files that the user may not have written. Characters that cannot be
+    printed are escaped as in Python (\n, \x1b). A long text keeps its beginning and its end, which
+    hold the rule and the remedy.
     """
     return _cut(printable(_cut(text, 2 * MOST_LETTERS)), MOST_LETTERS)
 
 
 def printable(text: str) -> str:
-    r"""A text with all that cannot be printed as Python writes it (\n, \x1b), however long."""
+    r"""A text whose unprintable characters are escaped as in Python (\n, \x1b), of any length."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text

@@ -89,9 +89,8 @@ def test_a_map_holds_a_weight_that_layers_share_for_each(
         import_module("tilenet.library.predict"), "_predicted", lambda source, *_: source("i.tif")
     )
     given, local = tilenet.predict(Again(), "i.tif"), tilenet.Job().split(Again())
-    assert [len(list(one.parameters())) for one in (given.network, local.copied(), local)] == [
-        8, 8, 6,
-    ]  # fmt: skip
+    networks = given.network, local.copy_for_maps(), local
+    assert [len(list(network.parameters())) for network in networks] == [8, 8, 6]
 
 
 @pytest.mark.ranks(1, 2)

@@ -21,7 +21,7 @@ from tilenet.scores import number_scores, scores
 
 __all__ = ["NumberScores", "Scores", "evaluate"]
 
-MOST_LETTERS = 40  # of a name, in the table
+MOST_LETTERS = 40  # longer class names are cut in the table
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,17 +29,17 @@ class Scores:
     """How well a map agrees with labels, over all labelled pixels with data in the map.
 
     Attributes:
-        accuracy: Share of them whose class is the label.
+        accuracy: Share of the pixels whose class in the map is the label.
         mean_iou: Mean of `iou` over the classes that occur.
-        mean_f1: Mean of `f1`.
-        iou: Per class |both| / |either|; None: it occurs in neither.
-        f1: Per class 2·|both| / (|labelled| + |mapped|).
+        mean_f1: Mean of `f1` over the classes that occur.
+        iou: Per class |labelled ∩ mapped| / |labelled ∪ mapped|; None: the class does not occur.
+        f1: Per class 2·|labelled ∩ mapped| / (|labelled| + |mapped|); None as in `iou`.
         label_pixels: Labelled pixels per class.
-        map_pixels: Mapped ones.
+        map_pixels: Mapped pixels per class.
         num_pixels: Labelled pixels with data in the map.
-        num_unmapped: Labelled pixels without, which do not count.
-        confusion: Pixels by label (rows) and class in the map.
-        classes: Names, as far as the map says them.
+        num_unmapped: Labelled pixels where the map has no data; they do not count.
+        confusion: Pixels by label (rows) and class in the map (columns).
+        classes: Names of the classes that the map names.
     """
 
     accuracy: float
@@ -87,11 +87,11 @@ class NumberScores:
     Attributes:
         rmse: Root of the mean square of the errors, map less label.
         mae: Mean of their absolute values.
-        bias: Their mean.
-        r2: 1 − Σ error² / Σ (label − mean label)²; None: all labels are one number.
+        bias: Mean of the errors.
+        r2: 1 − Σ error² / Σ (label − mean label)²; None: all labels are the same number.
         num_pixels: Labelled pixels with data in the map.
-        num_unmapped: Labelled pixels without, which do not count.
-        unit: Of the map's numbers; None: it does not say.
+        num_unmapped: Labelled pixels where the map has no data; they do not count.
+        unit: Unit of the map's numbers; None: the map names none.
     """
 
     rmse: float
@@ -108,15 +108,15 @@ class NumberScores:
     def __str__(self) -> str:
         unit = "" if self.unit is None else f" {printable(self.unit)}"
         r2 = "–" if self.r2 is None else f"{self.r2:.4f}"
-        told = (
+        text = (
             f"RMSE {self.rmse:.6g}{unit}, MAE {self.mae:.6g}{unit}, bias {self.bias:.6g}{unit}, "
             f"R² {r2}, of {self.num_pixels:,} labelled pixels"
         )
         if self.num_unmapped:
-            told += (
+            text += (
                 f"\n{self.num_unmapped:,} labelled pixels are nodata in the map and do not count"
             )
-        return told
+        return text
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
@@ -137,18 +137,18 @@ def evaluate(
         tilenet.evaluate("map.tif", "roads.gpkg", vectors=keys).mean_iou
 
     Args:
-        map_: Made by `tilenet.predict`.
-        labels: A raster on any grid and in any CRS, or polygons; of numbers a raster on the map's
-            grid. They may reach beyond the map, which is scored on what it covers.
+        map_: A map written by `tilenet.predict`.
+        labels: A raster on any grid and in any CRS, or polygons; for a map of numbers a raster on
+            the map's grid. Labels outside of the map do not count.
         ignore_index: Label that does not count.
-        vectors: What polygons mean: `field`, `classes`, `layer`, `crs`, `all_touched`, as in run
-            files.
+        vectors: How polygons become labels: `field`, `classes`, `layer`, `crs`, `all_touched`, as
+            in run files.
         window: Row, column, height and width of the part of the map that is scored; None: all.
         watchdog: Armed for each block of pixels.
 
     Raises:
-        TilenetError: A file cannot be read, the files lie apart, the window is not of the map, or
-            nothing is labelled where the map has data.
+        TilenetError: A file cannot be read, map and labels do not overlap, the window is not inside
+            of the map, or no pixel with data in the map is labelled.
     """
     keys = vectors if isinstance(vectors, VectorKeys) else None
     if isinstance(vectors, Mapping):
@@ -163,12 +163,12 @@ def evaluate(
             )
         errors = number_scores(*number_errors(path, truth, watchdog, window))
         return NumberScores(**errors, unit=unit_of(path))
-    found = scores(confusion_matrix(path, truth, ignore_index, keys, watchdog, window))
-    return Scores(**found, classes=class_names(path))
+    class_scores = scores(confusion_matrix(path, truth, ignore_index, keys, watchdog, window))
+    return Scores(**class_scores, classes=class_names(path))
 
 
 def _name(index: int, names: Sequence[str]) -> str:
-    """A class's number and, where the map says it, its name."""
+    """A class's number and, if the map names it, its name."""
     name = names[index] if index < len(names) else ""
     if name in ("", str(index)):
         return str(index)

@@ -23,28 +23,27 @@ def halo(
     net: nn.Module | Adopted | Run | str | os.PathLike[str] | Mapping[str, Any],
     bands: int | None = None,
 ) -> Context:
-    """How wide a halo makes the tiles of a network exact. Not collective.
+    """The halo with which tiles of a network are exact. Not collective.
 
         tilenet.halo(net).px
 
     Args:
-        net: A module; what `tilenet.adopt` made of it; `unet-small` and so on, or keys of the run
-            file's group `network`; a run, or the folder of one or of a checkpoint.
-        bands: Channels of the module's images; None: those of its first convolution.
+        net: A module; the result of `tilenet.adopt`; the name of a U-Net such as `unet-small`, or
+            keys of the run file's group `network`; a run, or the folder of a run or a checkpoint.
+        bands: Number of bands of the module's images; None: as many as its first convolution takes.
 
     Returns:
         `px`, the halo; `alignment_px`, of which tiles are multiples; and more, all in pixels.
 
     Raises:
-        TilenetError: The network cannot be cut into tiles exactly; with the submodule.
+        TilenetError: The network cannot be cut into tiles exactly; the error names the submodule.
     """
     if isinstance(net, Adopted):
         return net.context
     if isinstance(net, nn.Module):
         return adopt(net, first_bands(net) if bands is None else bands).context
     if isinstance(net, Mapping) or (isinstance(net, str) and not os.path.exists(net)):
-        named = net if isinstance(net, str) else None
-        keys = NetworkKeys(**network_keys(named, {"network": {} if named else net}))
+        keys = NetworkKeys(**network_keys(net, {}))
         return context_of(Architecture.of(keys, bands or 4, 2, 0).layers)
     folder = find_checkpoint(Path(os.fspath(net)))
     return NetworkRecord.from_json(load_json(folder / "network.json")).context()

@@ -1,4 +1,4 @@
-"""`tilenet.Job`: own loops over tiles and ranks, with the numbers of the whole image."""
+"""`tilenet.Job`: user-written loops over tiles and ranks, with the whole image's numbers."""
 
 import os
 from collections.abc import Iterator
@@ -29,11 +29,11 @@ from tilenet.training.share import share_adopted
 
 __all__ = ["Job"]
 
-WHERE = "a job has a network first (called: {} before split); call job.split(net)"
+NO_NETWORK = "a job has a network first (called: {} before split); call job.split(net)"
 
 
 class Job:
-    """A loop of one's own over the ranks of the job: one, or those of mpiexec, srun or jsrun.
+    """A user-written loop over the ranks of the job: one, or those of mpiexec, srun or jsrun.
 
         job = tilenet.Job()
         local = job.split(net)
@@ -72,18 +72,18 @@ class Job:
         bands: int | None = None,
         batch_norm: BatchNormMode = "frozen",
     ) -> LocalNetwork:
-        """A network over the windows of this rank; that of rank 0 counts, and stays as it is.
+        """A network over the windows of this rank, made of rank 0's `net`, which is not changed.
 
         Args:
             net: Takes images (B, bands, H, W), gives maps (B, classes, H, W).
             halo_mode: `overlap`: tiles read more than they own; `exchange`: layers take halos from
-                the neighbouring ranks; `auto`: whichever computes less of the images, which rank 0
-                says; `sweep`: strip by strip, for `step.measure`.
-            bands: Of the images; None: those of its first convolution.
-            batch_norm: As of `tilenet.adopt`.
+                the neighbouring ranks; `auto`: whichever computes less of the images; rank 0 prints
+                the choice; `sweep`: strip by strip, for `step.measure`.
+            bands: Number of bands of the images; None: as many as the first convolution takes.
+            batch_norm: See `tilenet.adopt`.
 
         Raises:
-            AgreedError: The network cannot be cut exactly; with the submodule.
+            AgreedError: The network cannot be cut exactly; the error names the submodule.
         """
         if halo_mode not in get_args(OwnHaloMode):
             raise TilenetError(
@@ -103,42 +103,42 @@ class Job:
         return self._local
 
     def steps(self, images: Any, labels: Any = None, **keys: Any) -> Iterator[OwnStep]:
-        """The steps that are left of a run, one after another.
+        """The remaining steps of a run, one after another.
 
-        Before the first one the ranks compare a small image with the whole network, as a run does,
-        which `prove=False` leaves out.
+        Before the first step the ranks compare a small image with the whole network, as in a run,
+        unless `prove=False`.
 
         Args:
             images: As in the run file: a raster, a list, a pattern, a CSV.
             labels: Rasters or polygons.
             keys: More keys of the run file: `crop_px`, `batch_size`, `steps` or `epochs` (one
                 epoch), `classes`, `augment`, `seed`, `bands`, `vectors`, `tiles`, `mesh` and others
-                that say what steps see. With `output`, a folder, the survey of all pixels is kept.
+                on data and tiles. With `output`, a folder, the survey of all pixels is kept.
 
         Yields:
             Steps; each must be applied.
 
         Raises:
-            AgreedError: On all ranks, for what any rank found wrong, or where ranks do not give
+            AgreedError: On all ranks, if any rank refuses something, or if the ranks do not give
                 the network's numbers.
         """
-        local = self._split("steps")
+        local = self._network_for("steps")
         self._meeting.at("steps")
-        given = {"images": images, "labels": labels, **keys}
-        given = {name: value for name, value in given.items() if value is not None}
+        keys |= {"images": images, "labels": labels}
+        keys = {name: value for name, value in keys.items() if value is not None}
         with ExitStack() as stack:
-            known = self._record  # weights go on with the statistics that they were trained with
-            statistics = None if known is None else (known.mean, known.std)
-            own = open_data(local, given, statistics, stack, self.comm)
+            record = self._record  # loaded weights keep the statistics that they were trained with
+            statistics = None if record is None else (record.mean, record.std)
+            own = open_data(local, keys, statistics, stack, self.comm)
             self._record = own.plan.record
             if own.choice is not None and self.rank == 0:
                 say(str(own.choice))
             pipe = own.network.pipe
-            local.over(pipe if isinstance(pipe, Pipe) else None)
+            local.use_pipe(pipe if isinstance(pipe, Pipe) else None)
             try:
                 yield from self._steps(local, own, stack)
             finally:
-                local.over(None)
+                local.use_pipe(None)
             own.network.close()
 
     def _steps(self, local: LocalNetwork, own: OwnData, stack: ExitStack) -> Iterator[OwnStep]:
@@ -156,30 +156,31 @@ class Job:
             step.check_applied()
             self.step = number + 1
 
-    def predict(self, image: Any, out: str | os.PathLike[str] | None = None, **ways: Any) -> Any:
-        """Map an image with the network as it is now; arguments and result as `tilenet.predict`.
+    def predict(self, image: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Any:
+        """Map an image with the current weights; arguments and result are those of
+        `tilenet.predict`.
 
         Raises:
-            AgreedError: On all ranks; also where no step was begun, since pixels are standardised
-                by the statistics of the images that `steps` looked at.
+            AgreedError: On all ranks; also before the first step, since pixels are standardised by
+                the statistics of the images that `steps` surveyed.
         """
-        local, record = self._split("predict"), self._known("predict")
+        local, record = self._network_for("predict"), self._record_for("predict")
         self._meeting.at("predict")
-        given = GivenNetwork("the job's network", record, local.copied())
-        return predict_given(given, image, out, ways)
+        network = GivenNetwork("the job's network", record, local.copy_for_maps())
+        return predict_given(network, image, out, options)
 
     def save(
         self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Write a checkpoint, of which `tilenet predict` makes maps too, as the folder's `last`.
+        """Write a checkpoint, which becomes the folder's `last`; `tilenet predict` can map with it.
 
         Args:
-            optimizer: What it keeps is written too, for `load`.
+            optimizer: Its states are written too, for `load`.
 
         Raises:
             AgreedError: The folder cannot be written.
         """
-        local, record = self._split("save"), self._known("save")
+        local, record = self._network_for("save"), self._record_for("save")
         self._meeting.at("save")
         with agreed(self.comm):
             if self.rank == 0:
@@ -188,26 +189,26 @@ class Job:
     def load(
         self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None
     ) -> int:
-        """Go on from what `save` wrote; `steps` then begins behind the steps made.
+        """Continue from a checkpoint of `save`; `steps` then begins after the steps made.
 
         Returns:
-            Their number.
+            Number of steps made.
 
         Raises:
-            AgreedError: There is no such checkpoint, or it is of another network.
+            AgreedError: There is no such checkpoint, or it belongs to another network.
         """
-        local = self._split("load")
+        local = self._network_for("load")
         self._meeting.at("load")
         with agreed(self.comm):
             self.step, self._record = own_checkpoint.load(Path(folder), local, optimizer)
         return self.step
 
-    def _split(self, name: str) -> LocalNetwork:
+    def _network_for(self, name: str) -> LocalNetwork:
         if self._local is None:
-            raise TilenetError(WHERE.format(name))
+            raise TilenetError(NO_NETWORK.format(name))
         return self._local
 
-    def _known(self, name: str) -> NetworkRecord:
+    def _record_for(self, name: str) -> NetworkRecord:
         if self._record is None:
             raise TilenetError(
                 f"a network's pixels are standardised as its images say (called: {name} before "

@@ -1,4 +1,4 @@
-"""A network over this rank's windows, as a module that loops of one's own call."""
+"""A network over this rank's windows, as a module that a user-written loop calls."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -22,15 +22,15 @@ OwnHaloMode = Literal["auto", "overlap", "exchange", "sweep"]
 
 
 class LocalNetwork(nn.Module):
-    """What `Job.split` makes of a network; its parameters are there for an optimizer.
+    """The network that `Job.split` returns; pass its parameters to an optimizer.
 
-    Called with a tile's image, (1, bands, H, W), it gives its map (1, classes, H′, W′), of which
-    `[tile.own]` is exact; what it takes from the other tiles of an image comes on the way, and so
-    do their gradients. Forward and backward are collective where ranks exchange halos.
+    Called with a tile's image, (1, bands, H, W), it returns the tile's map (1, classes, H′, W′), of
+    which `[tile.own]` is exact. Halos of other tiles are exchanged in forward, and their gradients
+    in backward; both are collective where ranks exchange halos.
 
     Args:
         adopted: The network, the same on all ranks.
-        halo_mode: How tiles get their context; `auto`: the images say so.
+        halo_mode: How tiles get their context; `auto`: chosen from the images' sizes.
     """
 
     def __init__(self, adopted: Adopted, halo_mode: OwnHaloMode) -> None:
@@ -42,10 +42,10 @@ class LocalNetwork(nn.Module):
         self._sum: GradientSum | None = None
 
     def forward(self, image: Tensor) -> Tensor:
-        """(1, bands, H, W) of the step's tile under way to (1, classes, H′, W′).
+        """Map the image (1, bands, H, W) of the current tile to (1, classes, H′, W′).
 
         Raises:
-            TilenetError: No tile is under way.
+            TilenetError: The loop is not at a tile of a step.
         """
         if self._pipe is None or self._origin is None:
             raise TilenetError(
@@ -53,11 +53,11 @@ class LocalNetwork(nn.Module):
                 "in `for tile in step`, and use job.predict for maps"
             )
         with tf32_if_asked(self.adopted.precision):
-            found: Tensor = self._pipe([image], [self._origin])[0]
-        return found
+            output: Tensor = self._pipe([image], [self._origin])[0]
+        return output
 
-    def copied(self) -> Network:
-        """A copy on the CPU for maps, which fix norms and move layers, also those that share."""
+    def copy_for_maps(self) -> Network:
+        """A copy on the CPU, since a map fixes norms and moves layers, also those that share."""
         network = network_to_fill(self.adopted.layers, parameter_dtype(self.adopted.precision))
         network.load_state_dict(self.network.state_dict())
         return network
@@ -67,15 +67,15 @@ class LocalNetwork(nn.Module):
         return self.adopted.module_state(self.network.state_dict())
 
     def gradients(self, comm: "MPI.Intracomm") -> GradientSum:
-        """What sums its gradients over all ranks; made once. Collective on the first call."""
+        """The sum of its gradients over all ranks; made once. Collective on the first call."""
         if self._sum is None:
             self._sum = GradientSum(self.network.trained, comm)
         return self._sum
 
-    def over(self, pipe: Pipe | None) -> None:
-        """Compute by a pipe from now on; None: by none."""
+    def use_pipe(self, pipe: Pipe | None) -> None:
+        """Set the pipe that computes tiles; None: `forward` is refused."""
         self._pipe, self._origin = pipe, None
 
-    def at(self, origin: Origin | None) -> None:
-        """Say which tile is under way."""
+    def set_tile(self, origin: Origin | None) -> None:
+        """Set the tile that `forward` computes next; None: `forward` is refused."""
         self._origin = origin

@@ -1,4 +1,4 @@
-"""Names of arguments that a function takes one by one, and hands on."""
+"""Check names of keyword arguments that a function hands on."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -8,16 +8,19 @@ from tilenet.errors import TilenetError
 __all__ = ["check_names"]
 
 
-def check_names(given: Iterable[str], known: Sequence[str], what: str) -> None:
-    """Refuse a name that nobody knows.
+def check_names(names: Iterable[str], known: Sequence[str], subject: str) -> None:
+    """Refuse a name that is not among `known`.
+
+    Args:
+        subject: Function or argument that takes the names; the error begins with it.
 
     Raises:
-        TilenetError: With the nearest name.
+        TilenetError: A name is unknown; the error says the nearest known name.
     """
-    for name in given:
+    for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
             raise TilenetError(
-                f"{what} takes {', '.join(known)} (unknown: {name}; the nearest known one is "
+                f"{subject} takes {', '.join(known)} (unknown: {name}; the nearest known one is "
                 f"{near}); correct its name"
             )

@@ -1,4 +1,4 @@
-"""A network by the names and objects by which programs say it."""
+"""The argument `net` of the library's functions, turned into keys of the run file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,43 +10,47 @@ from tilenet.geometry.unet import PRESETS
 
 __all__ = ["first_bands", "network_keys"]
 
-OURS = "unet-"
+UNET_PREFIX = "unet-"
 
 
-def network_keys(net: nn.Module | str | None, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The run file's group `network`, of what a program calls its network.
+def network_keys(
+    net: nn.Module | str | Mapping[str, Any] | None, keys: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The run file's group `network` for a network that a program names or holds.
 
     Args:
-        net: A module, its maker's name, or that of a U-Net.
-        keys: With or without a group `network` of their own.
+        net: A module, `package:function` that makes one, the name of a U-Net, or keys of the group.
+        keys: Keys of a run; those of its group `network`, if it has one, are kept.
 
     Raises:
         TilenetError: There is no such network.
     """
-    given = keys.get("network") or {}
-    group = dict(given) if isinstance(given, Mapping) else dict(vars(given))
+    base = keys.get("network") or {}
+    group = dict(base) if isinstance(base, Mapping) else dict(vars(base))
+    if isinstance(net, Mapping):
+        return group | dict(net)
     if isinstance(net, nn.Module):
         kind = type(net)
         return group | {"module": f"{kind.__module__}:{kind.__qualname__}"}
     if net is None:
         return group
-    preset = net.removeprefix(OURS)
+    preset = net.removeprefix(UNET_PREFIX)
     if net != preset and preset in PRESETS:
         return group | {"preset": preset}
     if ":" in net:
         return group | {"module": net}
     raise TilenetError(
-        f"a network is a torch.nn.Module, package:function, or one of {OURS}"
-        f"{f', {OURS}'.join(PRESETS)} (net: {net}); name one of these, or leave it out and give "
-        "network={...}"
+        f"a network is a torch.nn.Module, package:function, or one of {UNET_PREFIX}"
+        f"{f', {UNET_PREFIX}'.join(PRESETS)} (net: {net}); name one of these, or leave it "
+        "out and give network={...}"
     )
 
 
 def first_bands(net: nn.Module) -> int:
-    """The channels of a module's images, as its first convolution says it.
+    """Number of bands that a module's first convolution takes.
 
     Raises:
-        TilenetError: It has none.
+        TilenetError: The module has no convolution.
     """
     for part in net.modules():
         if isinstance(part, nn.Conv2d):

@@ -1,4 +1,4 @@
-"""Checkpoints of loops of one's own: of which maps are made, and with which loops go on."""
+"""Checkpoints of user-written loops, for maps and for continuing the loop."""
 
 from pathlib import Path
 
@@ -20,29 +20,29 @@ def save(
     record: NetworkRecord,
     optimizer: torch.optim.Optimizer | None,
 ) -> None:
-    """Write a checkpoint as the folder's `last`.
+    """Write a checkpoint, which becomes the folder's `last`.
 
     Raises:
         TilenetError: The folder cannot be written.
     """
     state = {} if optimizer is None else optimizer_tensors(local.network, optimizer)
-    weights, said = local.module_state(), record.to_json()
-    save_checkpoint(folder, step, weights, said, state, {"step": step})
+    weights, record_json = local.module_state(), record.to_json()
+    save_checkpoint(folder, step, weights, record_json, state, {"step": step})
 
 
 def load(
     folder: Path, local: LocalNetwork, optimizer: torch.optim.Optimizer | None
 ) -> tuple[int, NetworkRecord]:
-    """Fill in the weights, and what the optimizer keeps; the steps made, and the record.
+    """Load the weights and the optimizer's states; return the number of steps made and the record.
 
     Raises:
-        TilenetError: There is no such checkpoint, or it is of another network or optimizer.
+        TilenetError: There is no such checkpoint, or it belongs to another network or optimizer.
     """
-    found = find_checkpoint(folder)
-    weights, names = load_tensors(found / "weights.safetensors"), local.adopted.names
-    load_weights(local.network, weights, str(found), names)
+    checkpoint = find_checkpoint(folder)
+    weights, names = load_tensors(checkpoint / "weights.safetensors"), local.adopted.names
+    load_weights(local.network, weights, str(checkpoint), names)
     if optimizer is not None:
-        state = load_tensors(found / "state.safetensors")
-        fill_optimizer(local.network, optimizer, state, str(found))
-    record = NetworkRecord.from_json(load_json(found / "network.json"))
-    return int(load_json(found / "progress.json")["step"]), record
+        state = load_tensors(checkpoint / "state.safetensors")
+        fill_optimizer(local.network, optimizer, state, str(checkpoint))
+    record = NetworkRecord.from_json(load_json(checkpoint / "network.json"))
+    return int(load_json(checkpoint / "progress.json")["step"]), record

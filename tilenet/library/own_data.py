@@ -1,4 +1,4 @@
-"""What the steps of a loop of one's own see: images, their statistics, this rank's tiles."""
+"""The data of a user-written loop: images, their statistics, this rank's tiles."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ __all__ = ["KEYS", "OwnData", "open_data"]
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
-# Keys of the run file that say what steps see; loss, optimizer and validation are the loop's.
+# Keys of the run file on data and tiles; loss, optimizer and validation are the loop's.
 KEYS = (
     "images", "labels", "classes", "crop_px", "batch_size", "steps", "epochs", "bands", "nodata",
     "resolution", "bbox", "window", "vectors", "ignore_index", "oversample", "augment", "seed",
@@ -46,13 +46,13 @@ class OwnData:
     """Data of a loop, and the network over this rank's devices.
 
     Attributes:
-        run: What was asked.
+        run: The keys of the run.
         plan: How images are cut, with their statistics.
         data: This rank's tiles of each step.
-        network: Over the devices; to be closed.
-        watchdog: Rests.
-        choice: How tiles get their context; None: it was asked for.
-        at_once: Why tiles are not handed out one by one; empty: they are.
+        network: The network over this rank's devices; the loop closes it.
+        watchdog: A watchdog at rest; steps arm it.
+        choice: How tiles get their context; None: the caller chose it.
+        at_once: Reason why tiles cannot be handed out one by one; empty: they can.
     """
 
     run: RunFile
@@ -71,37 +71,37 @@ def open_data(
     stack: ExitStack,
     comm: "MPI.Intracomm",
 ) -> OwnData:
-    """Open images and labels, look at all pixels once, lay out the tiles. Collective.
+    """Open images and labels, survey all pixels, lay out the tiles. Collective.
 
     Args:
-        keys: Some of `KEYS`.
+        keys: Values of some of `KEYS`.
         statistics: Mean and std per band that the weights were trained with; None: the images' own.
-        stack: Closes what was opened.
+        stack: Closes files and watchdog.
 
     Raises:
-        AgreedError: On all ranks, for what any rank found wrong.
+        AgreedError: On all ranks, if any rank refuses something.
     """
     with agreed(comm):
         check_names(keys, KEYS, "steps")
     alike = repr(sorted(keys.items(), key=str))
-    run, _ = read_once(lambda: (_run(local, keys), None), comm, alike)
+    run, _ = read_once(lambda: (_run_file(local, keys), None), comm, alike)
     watchdog = stack.enter_context(Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}"))
     opened = open_images(run, stack, RankControl(comm, watchdog))
     with agreed(comm):
         adopted = local.adopted
         _check_bands(local, opened)
-        asked = run, opened.shapes, comm.size, Architecture(adopted.layers, adopted=adopted)
-        choice = choose_halo_mode(*asked) if local.halo_mode == "auto" else None
-        plan = plan_run(*asked) if choice is None else choice.plan
+        request = run, opened.shapes, comm.size, Architecture(adopted.layers, adopted=adopted)
+        choice = choose_halo_mode(*request) if local.halo_mode == "auto" else None
+        plan = plan_run(*request) if choice is None else choice.plan
     agree_on_files(opened, comm, watchdog)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     folder = _folder(run, keys, comm)
-    found = run_survey(opened, plan, run.reading, folder, comm, watchdog)
+    survey = run_survey(opened, plan, run.reading, folder, comm, watchdog)
     with agreed(comm):
-        mean, std = statistics or (found.mean, found.std)
+        mean, std = statistics or (survey.mean, survey.std)
         record = replace(plan.record, mean=mean, std=std)
         plan = replace(plan, record=record)
-        data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
+        data = RunData.of(run, plan, opened, survey.classes_in_cells, comm.rank)
     stacked = max(comm.allgather(max(load.stacked for load in data.work.loads())))
     at_once = f"tiles at once: {stacked}" * (stacked > 1)
     if plan.swept:
@@ -113,17 +113,17 @@ def open_data(
     return OwnData(run, plan, data, network, watchdog, choice, at_once)
 
 
-def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
-    given = {
+def _run_file(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
+    defaults = {
         "classes": local.adopted.classes,
         "network": {"module": f"tilenet:{local.adopted.name}"},
-        "output": ".",  # a run has one; nothing is written
+        "output": ".",  # required by the run file; nothing is written there
         "halo_mode": "overlap" if local.halo_mode == "auto" else local.halo_mode,
         "precision": local.adopted.precision,
     }
     if keys.get("steps") is None and keys.get("epochs") is None:
-        given["epochs"] = 1
-    run = read_keys(given | dict(keys))
+        defaults["epochs"] = 1
+    run = read_keys(defaults | dict(keys))
     if len(run.class_names) != local.adopted.classes:
         raise TilenetError(
             f"a network gives one channel per class (network: {local.adopted.classes}, classes: "
@@ -133,7 +133,7 @@ def _run(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
 
 
 def _folder(run: RunFile, keys: Mapping[str, Any], comm: "MPI.Intracomm") -> Path | None:
-    """Where the survey is kept; None: nowhere."""
+    """The folder in which the survey is kept; None: it is not kept."""
     folder = Path(run.output) if "output" in keys else None
     with agreed(comm):
         if folder is not None and not folder.is_dir():
@@ -145,9 +145,9 @@ def _folder(run: RunFile, keys: Mapping[str, Any], comm: "MPI.Intracomm") -> Pat
 
 
 def _check_bands(local: LocalNetwork, opened: RunImages) -> None:
-    bands, wanted = len(opened.shapes[0][0]), local.adopted.bands
-    if wanted != bands:
+    bands, expected = len(opened.shapes[0][0]), local.adopted.bands
+    if expected != bands:
         raise TilenetError(
-            f"a network takes the bands of the images (network: {wanted}, "
+            f"a network takes the bands of the images (network: {expected}, "
             f"{opened.images[0].path}: {bands}); give as many by bands"
         )

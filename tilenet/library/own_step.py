@@ -1,4 +1,4 @@
-"""One step of a loop of one's own: tiles to compute, sums, one division, one update."""
+"""One step of a user-written loop: tiles to compute, sums, one division, one update."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnStep", "OwnTile", "StepMeans", "Sums"]
 
-# Σ w·ℓ and Σ w of logits (1, classes, h, w) and their labels (1, h, w).
+# From logits (1, classes, h, w) and labels (1, h, w) to Σ w·ℓ and Σ w over them.
 Sums = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
 
 
@@ -38,9 +38,10 @@ class OwnTile:
     """A tile of a step.
 
     Attributes:
-        image: Standardised pixels of what it reads, (1, bands, H, W).
-        labels: Of the pixels that it owns, (1, h, w), int64; `ignore_index` (255) does not count.
-        own: Index of these in the network's output: `local(tile.image)[tile.own]`.
+        image: Standardised pixels of the window that the tile reads, (1, bands, H, W).
+        labels: Labels of the pixels that the tile owns, (1, h, w), int64; `ignore_index` (255) does
+            not count.
+        own: Index of these pixels in the network's output: `local(tile.image)[tile.own]`.
     """
 
     image: Tensor
@@ -49,7 +50,7 @@ class OwnTile:
 
     @classmethod
     def of(cls, part: ReadTile, offset_px: int, device: torch.device) -> "OwnTile":
-        """The tile that was read."""
+        """Make it from a tile that was read."""
         tile: Tile = part.work.tile
         top = tile.own.row - tile.read.row - offset_px
         left = tile.own.col - tile.read.col - offset_px
@@ -60,15 +61,15 @@ class OwnTile:
 
 @dataclass(frozen=True)
 class StepMeans:
-    """What all steps of a loop work with.
+    """Objects that all steps of a loop share.
 
     Attributes:
         local: The network.
-        own: What the loop opened; its watchdog rests when a step is applied.
-        gradients: Sums its gradients.
-        running: Its running statistics.
+        own: Data of the loop; its watchdog rests when a step is applied.
+        gradients: The sum of the network's gradients over all ranks.
+        running: The network's running statistics.
         comm: All ranks.
-        meeting: Where they meet.
+        meeting: Checks that all ranks are at the same call.
     """
 
     local: LocalNetwork
@@ -79,7 +80,7 @@ class StepMeans:
     meeting: Meeting
 
     def begin(self, number: int, *, slow: bool) -> None:
-        """Make ready for a step; the first takes longer."""
+        """Prepare a step; `slow`: the watchdog waits longer."""
         self.own.watchdog.arm(f"step {number + 1}", SLOW if slow else 1.0)
         self.gradients.zero()
         self.running.begin()
@@ -96,10 +97,10 @@ class OwnStep:
     Or `measure` all of them, in place of the loop over tiles.
 
     Args:
-        number: Its number, from 0.
-        tiles: What was read of each of `count` places: a tile, or nothing where it has no label.
-        count: How many of them.
-        means: What it works with.
+        number: Number of the step, from 0.
+        tiles: Micro-batches of this rank; one without a labelled pixel is empty.
+        count: Number of them in this step.
+        means: Objects that all steps share.
     """
 
     def __init__(
@@ -107,13 +108,13 @@ class OwnStep:
     ) -> None:
         self.number, self._tiles, self._count, self._means = number, tiles, count, means
         self._sums = np.zeros(2)  # loss, weight
-        self._begun = self._waits = self._last = self._over = self._applied = False
+        self._begun = self._unadded = self._last = self._over = self._applied = False
 
     def __iter__(self) -> Iterator[OwnTile]:
-        """This rank's tiles; those without a label are left out where nothing needs them.
+        """This rank's tiles; those without a label are left out unless other tiles need them.
 
         Raises:
-            TilenetError: They are not handed out one by one, or were before.
+            TilenetError: Tiles cannot be handed out one by one, or were handed out before.
         """
         own = self._means.own
         if own.at_once:
@@ -123,14 +124,14 @@ class OwnStep:
             )
         offset_px, device = own.plan.rule.offset_px, own.network.pipe.devices[-1]
         for (part,) in self._places():
-            work, self._waits = part.work, True
-            self._means.local.at(Origin((work.sample.number,), work.tiling, (work.number,)))
+            work, self._unadded = part.work, True
+            self._means.local.set_tile(Origin((work.sample.number,), work.tiling, (work.number,)))
             yield OwnTile.of(part, offset_px, device)
             self._check_added()
-        self._means.local.at(None)
+        self._means.local.set_tile(None)
 
     def _places(self) -> Iterator[list[ReadTile]]:
-        """What was read of each place, but for those where nothing counts."""
+        """The micro-batches of the step that are not empty."""
         if self._begun:
             raise TilenetError(
                 f"the tiles of a step are computed once (step {self.number + 1}: iterated again); "
@@ -145,60 +146,61 @@ class OwnStep:
         self._over = True
 
     def measure(self, sums: Sums) -> None:
-        """Add all tiles of this rank: forward, what is measured, backward. Collective.
+        """Compute and add all tiles of this rank: forward, `sums`, backward. Collective.
 
             step.measure(lambda y, t: (cross_entropy(y, t, reduction="sum"), t.numel()))
 
         Args:
             sums: Takes logits (1, classes, h, w) of pixels that a tile owns, and their labels
                 (1, h, w), and returns Σ w·ℓ and Σ w over them, as `add` takes them. It is called
-                for each tile; with `halo_mode="sweep"` for each strip, in backward once more, and
-                only what the network computes gets gradients.
+                for each tile; with `halo_mode="sweep"` for each strip, and once more in backward,
+                where only the network's weights get gradients.
 
         Raises:
-            TilenetError: As `add`, or tiles were handed out before.
+            TilenetError: As in `add`, or tiles were handed out before.
         """
         means, own = self._means, self._means.own
         pipe, offset_px = own.network.pipe, own.plan.rule.offset_px
 
         def of_window(part: ReadTile, logits: Tensor, window: Window) -> Tensor:
             labels = owned(part.labels, Tile(part.work.tile.own, window))
-            found = sums(logits, _wide(labels))
-            loss, weight = found if isinstance(found, tuple) else (found, None)
+            result = sums(logits, _wide(labels))
+            loss, weight = result if isinstance(result, tuple) else (result, None)
             if torch.is_grad_enabled():  # a sweep measures without, and once more with gradients
                 check_summed(loss)
             value = loss.new_tensor(_checked(weight), dtype=torch.float64)
             return torch.stack([loss.double().sum(), value])
 
         for parts in self._places():
-            there = [replace(one, labels=upload(one.labels, pipe.devices[-1])) for one in parts]
+            device = pipe.devices[-1]
+            uploaded = [replace(part, labels=upload(part.labels, device)) for part in parts]
             if self._last:
                 means.gradients.arm()
             with tf32_if_asked(means.local.adopted.precision):
-                tiles = [found for _, found in tile_sums(pipe, [there], offset_px, of_window)]
+                tiles = [sums_ for _, sums_ in tile_sums(pipe, [uploaded], offset_px, of_window)]
                 total = torch.stack(tiles).sum(0)
                 total[0].backward()  # type: ignore[no-untyped-call]
             self._sums += total.tolist()
 
     def add(self, loss_sum: Tensor, weight: Tensor | float | None = None) -> None:
-        """Add the tile under way: backward of its loss. Collective where tiles exchange halos.
+        """Add the current tile: backward of its loss. Collective where tiles exchange halos.
 
         Args:
-            loss_sum: Σ w·ℓ over the labelled pixels that the tile owns, a number with a graph;
+            loss_sum: Σ w·ℓ over the labelled pixels that the tile owns, a scalar with a graph;
                 float64 keeps digits that float32 loses over 10⁸ pixels.
             weight: Σ w; the step divides by the sum over all tiles and ranks.
 
         Raises:
             TilenetError: The loss is a mean, the weight is missing, or the tile was added before.
         """
-        if not self._waits:
+        if not self._unadded:
             raise TilenetError(
                 f"each tile of a step counts once (step {self.number + 1}: added twice, or before "
                 "the first); call step.add once for each tile"
             )
         value = _checked(weight)
         check_summed(loss_sum)
-        self._waits = False
+        self._unadded = False
         if self._last:
             self._means.gradients.arm()
         with tf32_if_asked(self._means.local.adopted.precision):
@@ -214,11 +216,11 @@ class OwnStep:
         """Sum gradients over all ranks, divide once, update. Collective.
 
         Args:
-            optimizer: Of `local.parameters()`.
+            optimizer: An optimizer of `local.parameters()`.
             clip_norm: Largest norm of the gradient; a longer one is scaled down to it.
 
         Returns:
-            The mean loss Σ w·ℓ / Σ w over all ranks; 0, without an update, where no pixel counts.
+            The mean loss Σ w·ℓ / Σ w over all ranks; 0, without an update, if no pixel counts.
 
         Raises:
             AgreedError: On all ranks: a rank has not added all of its tiles, or is at another step,
@@ -231,7 +233,7 @@ class OwnStep:
         self._means.running.finish()
         sums = np.empty(2)
         self._means.comm.Allreduce(self._sums, sums)
-        self._means.own.watchdog.rest()  # what comes behind a step is somebody else's
+        self._means.own.watchdog.rest()  # user code between steps may take any time
         loss, weight = map(float, sums)
         if not weight > 0:
             return 0.0
@@ -250,7 +252,7 @@ class OwnStep:
         """Refuse a step that ended without an update.
 
         Raises:
-            TilenetError: It did.
+            TilenetError: `apply` was not called.
         """
         if not self._applied:
             raise TilenetError(
@@ -264,7 +266,7 @@ class OwnStep:
                 f"each step is applied once (step {self.number + 1}: applied twice); call "
                 "step.apply once"
             )
-        if not self._over and not self._waits:
+        if not self._over and not self._unadded:
             raise TilenetError(
                 f"all tiles of a step are added before it is applied (step {self.number + 1}: some "
                 "are left); iterate to the end"
@@ -272,7 +274,7 @@ class OwnStep:
         self._check_added()
 
     def _check_added(self) -> None:
-        if self._waits:
+        if self._unadded:
             raise TilenetError(
                 f"a tile that is handed out is added (step {self.number + 1}: one was not); call "
                 "step.add, with weight 0 where it does not count"
@@ -280,15 +282,15 @@ class OwnStep:
 
 
 def _wide(labels: Tensor) -> Tensor:
-    """Labels as torch's losses take them."""
+    """Labels in a dtype that torch's losses take."""
     return labels if labels.is_floating_point() else labels.long()
 
 
 def _checked(weight: Tensor | float | None) -> float:
-    """A weight by which a step divides.
+    """The weight as a number.
 
     Raises:
-        TilenetError: It is missing, or no weight.
+        TilenetError: It is missing, negative or not finite.
     """
     if weight is None:
         raise TilenetError(

@@ -28,11 +28,11 @@ __all__ = ["Plans", "plan"]
 
 @dataclass(frozen=True, repr=False)
 class Plans:
-    """A plan, and what it was chosen among.
+    """The best plan, and the next best.
 
     Attributes:
-        best: The fastest that fits.
-        others: The next ones.
+        best: The fastest plan that fits.
+        others: The next fastest.
     """
 
     best: Plan
@@ -64,36 +64,36 @@ def plan(
     bands: int | None = None,
     classes: int | None = None,
     machine: str = "local",
-    **asked: Any,
+    **options: Any,
 ) -> Plans:
-    """Choose what to train a network with, on a machine that need not be this one. Not collective.
+    """Choose how to train a network on a machine, which need not be this one. Not collective.
 
         print(tilenet.plan("unet-large", images="scene.tif", machine="summit", nodes=4))
 
     Args:
-        net: A module; what `tilenet.adopt` made of it, such as with `batch_norm="step"`;
-            `package:name`; `unet-small` and so on, or keys of the run file's group `network`.
+        net: A module; the result of `tilenet.adopt`, for instance with `batch_norm="step"`;
+            `package:name`; a U-Net such as `unet-small`, or keys of the run file's group `network`.
         image: Height and width of the largest image, in pixels.
         images: Instead, a raster of its size and bands.
-        bands: Of the image; None: those of `images`, of the module's first convolution, or 4.
-        classes: Their number, of a U-Net: a module has its own; None: 2.
-        machine: One of `tilenet plan --machine`.
-        asked: `nodes`, `num_images`, `batch_size`, `precision`, `optimizer`, `halo`, `halo_mode`,
+        bands: Number of bands; None: that of `images`, of the module's first convolution, or 4.
+        classes: Number of classes of a U-Net (a module has its own); None: 2.
+        machine: A machine as in `tilenet plan --machine`.
+        options: `nodes`, `num_images`, `batch_size`, `precision`, `optimizer`, `halo`, `halo_mode`,
             `grid`, `tile_px`, `partitions`, `balance`, `micro_batches`, `mbpp`, `checkpointing`,
-            `swap`, `reserve`, as of `tilenet plan`; what is left out is chosen.
+            `swap`, `reserve`, as in `tilenet plan`; what is left out is chosen.
 
     Raises:
-        TilenetError: Nothing fits; the sentence says what would. Or a rule is broken.
+        TilenetError: Nothing fits, and the error says what would; or a rule is broken.
     """
-    known = [part.name for part in fields(Question)]
-    check_names(asked, [name for name in known[4:] if name != "profile"], "plan")
+    names = [part.name for part in fields(Question)]
+    check_names(options, [name for name in names[4:] if name != "profile"], "plan")
     if images is not None:
         with Raster(os.fspath(images)) as opened:
             image, bands = image or opened.size, bands or len(opened.bands)
     if image is None:
         raise TilenetError("a plan is for images of a size (image: None); give image or images")
-    options, epsilon_px = _network(net, bands, classes)
-    question = Question(options, epsilon_px, image, facts_of(machine), **asked)
+    network, epsilon_px = _network(net, bands, classes)
+    question = Question(network, epsilon_px, image, facts_of(machine), **options)
     best, *others = answer(Search(question))
     return Plans(best, tuple(others))
 
@@ -101,31 +101,30 @@ def plan(
 def _network(
     net: nn.Module | Adopted | str | Mapping[str, Any], bands: int | None, classes: int | None
 ) -> tuple[UNetOptions | OwnNetwork, int]:
-    """What planning asks of a network, and the paper's halo for it.
+    """The network as planning takes it, and the paper's halo for it.
 
     Raises:
-        TilenetError: There is none, or it has other bands or classes.
+        TilenetError: There is no such network, or it has other bands or classes.
     """
     adopted = net if isinstance(net, Adopted) else None
     if isinstance(net, nn.Module):
         adopted = adopt(net, bands or first_bands(net))
-    elif adopted is None:
-        named = net if isinstance(net, str) else None
-        keys = NetworkKeys(**network_keys(named, {"network": {} if named is not None else net}))
+    elif not isinstance(net, Adopted):
+        keys = NetworkKeys(**network_keys(net, {}))
         if keys.module is None:
-            found = Architecture.of(keys, bands or 4, 2 if classes is None else classes, 0)
-            assert found.options is not None
-            return found.options, found.epsilon_px
+            architecture = Architecture.of(keys, bands or 4, 2 if classes is None else classes, 0)
+            assert architecture.options is not None
+            return architecture.options, architecture.epsilon_px
         keys.check()
         module = build_module(keys.module, keys.options or {})
         adopted = adopt(module, bands or first_bands(module), keys.batch_norm or "frozen")
-    for name, asked, own in (
+    for name, requested, own in (
         ("bands", bands, adopted.bands),
         ("classes", classes, adopted.classes),
     ):
-        if asked not in (None, own):
+        if requested not in (None, own):
             raise TilenetError(
-                f"a module has its own {name} ({name}: {asked}, {adopted.name}: {own}); leave "
+                f"a module has its own {name} ({name}: {requested}, {adopted.name}: {own}); leave "
                 f"{name} out, or make another module"
             )
     return OwnNetwork(adopted.name, adopted.layers, adopted.together), 0

@@ -22,7 +22,7 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.library.names import check_names
 from tilenet.library.run import Run
-from tilenet.mapping.predict import predict as predict_as_said
+from tilenet.mapping.predict import predict as predict_file
 from tilenet.mapping.prediction import GivenNetwork, Prediction
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import load_weights, network_to_fill
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["Map", "given_network", "module_record", "predict", "predict_given"]
 
 Source = Run | nn.Module | Adopted | str | os.PathLike[str]
-IGNORED = 255  # the value of nodata in maps of classes
-LISTS = "bands", "balance", "bbox", "window"
+IGNORED = 255  # nodata of class maps
+LIST_OPTIONS = "bands", "balance", "bbox", "window"
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,8 +50,8 @@ class Map:
 
     Attributes:
         path: The file.
-        facts: How it was made: size, method, tiles, halo, peak bytes of each rank.
-        finished: Whether all of it is there; one that was stopped goes on with `resume`.
+        facts: Size, method, tiles, halo, peak bytes of each rank.
+        finished: Whether the map is complete; `resume` continues one that was stopped.
     """
 
     path: str
@@ -62,17 +62,20 @@ class Map:
         return self.path
 
     @property
-    def _said(self) -> dict[str, str]:
+    def _summary(self) -> dict[str, str]:
         height, width = self.facts["size"]
         size = {"size": f"{height} × {width} px", "method": str(self.facts["method"])}
         stopped = {} if self.finished else {"stopped": "resume=True goes on"}
         return {"path": self.path, **size, "halo": f"{self.facts['halo_px']} px", **stopped}
 
     def __repr__(self) -> str:
-        return f"<Map {', '.join(f'{name}: {value}' for name, value in self._said.items())}>"
+        return f"<Map {', '.join(f'{name}: {value}' for name, value in self._summary.items())}>"
 
     def _repr_html_(self) -> str:
-        cells = (f"<tr><th>{n}</th><td>{escape(v)}</td></tr>" for n, v in self._said.items())
+        cells = (
+            f"<tr><th>{name}</th><td>{escape(value)}</td></tr>"
+            for name, value in self._summary.items()
+        )
         return f"<table>{''.join(cells)}</table>"
 
 
@@ -85,7 +88,7 @@ def predict(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     window_px: int | None = None,
-    **ways: Any,
+    **options: Any,
 ) -> Any:
     """Map an image of any size. Collective: all ranks of the job call it alike.
 
@@ -93,28 +96,28 @@ def predict(
         scores = tilenet.predict(net, array, output="probabilities")
 
     Args:
-        net: A run, the folder of one or of a checkpoint, a module that takes images
-            (B, bands, H, W) and gives maps (B, classes, H, W), or what `tilenet.adopt` made of it;
-            that of rank 0 counts. It maps as in evaluation.
+        net: A run, the folder of a run or a checkpoint, a module that takes images
+            (B, bands, H, W) and gives maps (B, classes, H, W), or the result of `tilenet.adopt`;
+            rank 0's is used. It maps in evaluation mode.
         image: A raster, or an array (bands, H, W), the same on all ranks, of any dtype; NaN has no
             data.
         out: The map to write, a cloud-optimised GeoTIFF; None: the map is returned.
         classes: Names of a module's classes; None: their numbers.
-        mean: Per band, of a module: it gets pixels less `mean`, divided by `std`. None: 0.
-        std: None: 1.
-        window_px: Of a module that cannot be cut exactly, such as a transformer: it maps windows of
-            this side, which overlap by half and are blended. None: the map is exact.
-        ways: `output` (`classes`, `logits`, `probabilities`), `tile_px`, `halo`, `precision`,
+        mean: Mean per band: a module gets pixels less `mean`, divided by `std`. None: 0.
+        std: Standard deviation per band. None: 1.
+        window_px: For a module that cannot be cut exactly, such as a transformer: side of the
+            windows that it maps, which overlap by half and are blended. None: the map is exact.
+        options: `output` (`classes`, `logits`, `probabilities`), `tile_px`, `halo`, `precision`,
             `device`, `partitions`, `balance`, `nodata`, `bands`, `scaled`, `tta`, `bbox`,
-            `window`, `resume`, `overwrite`, `prove`, `hang_seconds`, as of `tilenet predict`;
-            `module`, of a run with `halo_mode="windows"`, whose weights alone are in its folder.
+            `window`, `resume`, `overwrite`, `prove`, `hang_seconds`, as in `tilenet predict`;
+            `module`, for a run with `halo_mode="windows"`, whose folder holds the weights alone.
 
     Returns:
-        What was written (`Map`); without `out` the map itself, on each rank: (H, W) of classes,
-        255 where the image has no data, or (classes, H, W), NaN there.
+        With `out` a `Map`; without it the map itself, on each rank: (H, W) of classes, 255 where
+        the image has no data, or (classes, H, W), NaN there.
 
     Raises:
-        TilenetError: On all ranks, for what any rank found wrong.
+        TilenetError: On all ranks, if any rank refuses something.
     """
     comm = world()
     end_where_uncaught()
@@ -124,67 +127,69 @@ def predict(
 
         def source(path: str) -> str | GivenNetwork:
             return given_network(
-                net, path, classes, (mean, std), ways.get("bands"), window_px, comm
+                net, path, classes, (mean, std), options.get("bands"), window_px, comm
             )
 
     else:
         with agreed(comm):
-            _check_nothing(own)
+            _refuse_for_checkpoints(own)
 
         def source(path: str) -> str | GivenNetwork:
             return os.fspath(net)
 
-    return _predicted(source, image, out, ways, comm)
+    return _predicted(source, image, out, options, comm)
 
 
-def predict_given(net: GivenNetwork, image: Any, out: Any, ways: dict[str, Any]) -> Any:
-    """As `predict`, with a network that has its classes and statistics. Collective."""
-    return _predicted(lambda _: net, image, out, ways, world())
+def predict_given(net: GivenNetwork, image: Any, out: Any, options: dict[str, Any]) -> Any:
+    """`predict` with a network that has its classes and statistics. Collective."""
+    return _predicted(lambda _: net, image, out, options, world())
 
 
 def _predicted(
     source: Callable[[str], str | GivenNetwork],
     image: Any,
     out: Any,
-    ways: dict[str, Any],
+    options: dict[str, Any],
     comm: "MPI.Intracomm",
 ) -> Any:
-    """Map by the network that `source` gives for the image's path. Collective."""
-    shown = image if isinstance(image, str | os.PathLike) else np.shape(image)
-    check_alike(comm, str(shown), str(out), repr(sorted(ways.items())))
+    """Map with the network that `source` returns for the image's path. Collective."""
+    image_text = image if isinstance(image, str | os.PathLike) else np.shape(image)
+    check_alike(comm, str(image_text), str(out), repr(sorted(options.items())))
     with ExitStack() as stack:
         with agreed(comm):
-            check_names(ways, [part.name for part in fields(Prediction)][3:], "predict")
+            check_names(options, [part.name for part in fields(Prediction)][3:], "predict")
             if isinstance(image, str | os.PathLike):
                 path = os.fspath(image)
             else:
                 path = stack.enter_context(_file_of(image))
-        ways |= {name: tuple(ways[name]) for name in LISTS if ways.get(name) is not None}
-        written = None if out is None else os.fspath(out)
-        done = predict_as_said(Prediction(source(path), path, written, **ways), comm)
-    if written is not None:
-        return Map(written, done, finished=not done["stopped"])
-    return _shared(done.get("values"), comm)
+        options |= {
+            name: tuple(options[name]) for name in LIST_OPTIONS if options.get(name) is not None
+        }
+        out_path = None if out is None else os.fspath(out)
+        facts = predict_file(Prediction(source(path), path, out_path, **options), comm)
+    if out_path is not None:
+        return Map(out_path, facts, finished=not facts["stopped"])
+    return _shared(facts.get("values"), comm)
 
 
-def _check_nothing(own: dict[str, Any]) -> None:
-    if any(value is not None for value in own.values()):
-        said = ", ".join(f"{name}: {value}" for name, value in own.items())
+def _refuse_for_checkpoints(options: dict[str, Any]) -> None:
+    if any(value is not None for value in options.values()):
+        values = ", ".join(f"{name}: {value}" for name, value in options.items())
         raise TilenetError(
-            f"a checkpoint has its own classes, mean, std and window ({said}); leave them out"
+            f"a checkpoint has its own classes, mean, std and window ({values}); leave them out"
         )
 
 
 @contextmanager
 def _file_of(image: Any) -> Iterator[str]:
-    """An array as a file of GDAL's in memory, which the readers of rasters open."""
+    """An array as an in-memory file of GDAL, which the raster readers open."""
     values = np.asarray(image)
     if values.ndim != 3 or 0 in values.shape or values.dtype.kind not in "uif":
         raise TilenetError(
             f"an image is an array (bands, H, W) of real numbers (shape: {values.shape}, dtype: "
             f"{values.dtype}); give one, or the path of a file"
         )
-    if values.dtype == np.float16:  # which GDAL's files lack
+    if values.dtype == np.float16:  # GDAL has no such dtype
         values = values.astype(np.float32)
     count, height, width = values.shape
     form = {"driver": "GTiff", "count": count, "dtype": values.dtype.name, "tiled": True}
@@ -205,16 +210,18 @@ def given_network(
     window_px: int | None,
     comm: "MPI.Intracomm",
 ) -> GivenNetwork:
-    """A network and what it takes and gives, as rank 0 has it. Collective.
+    """Rank 0's network with its classes and statistics, for an image. Collective.
 
     Args:
-        net: Needed on rank 0; on all ranks where it maps windows.
-        path: The image.
-        names: Of the classes.
-        window_px: As of `predict`.
+        net: Needed on rank 0; on all ranks if it maps windows.
+        path: Path of the image.
+        names: Names of the classes; None: their numbers.
+        statistics: Mean and std per band; None: 0 and 1.
+        bands: Bands to read; None: all but alpha.
+        window_px: See `predict`.
 
     Raises:
-        AgreedError: It cannot be cut, or does not fit the image.
+        AgreedError: The network cannot be cut, or does not fit the image.
     """
     adopted: Adopted | None = None
     numbers: tuple[int, ...] = ()
@@ -237,7 +244,7 @@ def given_network(
             module = copy.deepcopy(_module_of(net)).cpu()
             return GivenNetwork(adopted.name, record, adopted.around(module, 0, adopted.precision))
         network = network_to_fill(adopted.layers, parameter_dtype(adopted.precision))
-        # Not the one to be trained: where layers share a weight, devices of a map have it each.
+        # Not the network for training: layers that share a weight there have a copy each in maps.
         load_weights(network, adopted.state, adopted.name, adopted.names)
         return GivenNetwork(adopted.name, record, network)
 
@@ -258,21 +265,21 @@ def module_record(
     names: Sequence[str] | None,
     statistics: tuple[Sequence[float] | None, Sequence[float] | None],
 ) -> NetworkRecord:
-    """What a module takes and gives.
+    """The record of a module: its bands, classes and statistics.
 
     Args:
-        path: What has the bands, for the sentence.
-        numbers: Of the bands.
-        names: Of the classes; None: their numbers.
+        path: Name of the image or module, for the error.
+        numbers: Numbers of the bands.
+        names: Names of the classes; None: their numbers.
         statistics: Mean and std per band; None: 0 and 1.
 
     Raises:
-        TilenetError: These are other than the network's channels.
+        TilenetError: Bands, classes or statistics do not fit the network's channels.
     """
     count = len(numbers)
     mean, std = (
-        (default,) * count if given is None else tuple(map(float, given))
-        for given, default in zip(statistics, (0.0, 1.0), strict=True)
+        (default,) * count if values is None else tuple(map(float, values))
+        for values, default in zip(statistics, (0.0, 1.0), strict=True)
     )
     classes = tuple(map(str, range(adopted.classes)) if names is None else names)
     sizes = adopted.bands, len(mean), len(std), len(classes)
@@ -300,8 +307,8 @@ def module_record(
 
 
 def _shared(values: NDArray[Any] | None, comm: "MPI.Intracomm") -> NDArray[Any]:
-    """Rank 0's map on all ranks, its bands left out where there is one. Collective."""
+    """Rank 0's map on all ranks, (H, W) if it has one band. Collective."""
     cells = {} if values is None else {"map": torch.from_numpy(values.reshape(-1).view(np.uint8))}
     kind, shape = comm.bcast(None if values is None else (values.dtype.name, values.shape))
-    found: NDArray[Any] = share_tensors(cells, comm)["map"].numpy().view(kind).reshape(shape)
-    return found.reshape(shape[1:]) if shape[0] == 1 else found
+    shared: NDArray[Any] = share_tensors(cells, comm)["map"].numpy().view(kind).reshape(shape)
+    return shared.reshape(shape[1:]) if shape[0] == 1 else shared

@@ -1,4 +1,4 @@
-"""What a training run left: its curves, its scores, its weights."""
+"""A training run read from its folder: curves, scores and weights."""
 
 from html import escape
 from pathlib import Path
@@ -23,8 +23,8 @@ class Run:
         net.load_state_dict(run.weights("best"))   # under the module's own names
 
     Args:
-        folder: Its `output`.
-        finished: Whether it made all of its steps; one that was stopped goes on with `resume`.
+        folder: The run's `output`.
+        finished: Whether the run made all of its steps; `resume` continues one that was stopped.
     """
 
     def __init__(self, folder: str | Path, *, finished: bool = True) -> None:
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What is to be said of it in a line or a table."""
+        """Names and values that describe the run in a line or a table."""
         history, validation = self.history, self.validation
         facts = {"folder": str(self.folder), "steps": str(len(history.get("step", ())))}
         if "loss" in history:
@@ -72,7 +72,10 @@ class Run:
         return f"<Run {', '.join(f'{name}: {value}' for name, value in self.facts.items())}>"
 
     def _repr_html_(self) -> str:
-        cells = (f"<tr><th>{n}</th><td>{escape(v)}</td></tr>" for n, v in self.facts.items())
+        cells = (
+            f"<tr><th>{name}</th><td>{escape(value)}</td></tr>"
+            for name, value in self.facts.items()
+        )
         return f"<table>{''.join(cells)}</table>"
 
     def _columns(self, name: str) -> Columns:

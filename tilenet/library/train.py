@@ -1,4 +1,4 @@
-"""`tilenet.train`: a run whose keys a program gives, as a run file would."""
+"""`tilenet.train`: train with keys of the run file as arguments."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -8,13 +8,13 @@ from torch import nn
 from tilenet.errors import AgreedError, TilenetError, UsageError
 from tilenet.library.network import network_keys
 from tilenet.library.run import Run
-from tilenet.library.whole_run import train as train_as_said
+from tilenet.library.whole_run import train as train_run
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.comm import end_where_uncaught, world
 from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.training.config.read import read_keys, with_listed_images
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.log import Callbacks, Hears
+from tilenet.training.log import Callbacks, RowCallback
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,8 +30,8 @@ def train(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    on_step: Hears | None = None,
-    on_validation: Hears | None = None,
+    on_step: RowCallback | None = None,
+    on_validation: RowCallback | None = None,
     **keys: Any,
 ) -> Run:
     """Train a network on images of any size. Collective: all ranks of the job call it alike.
@@ -42,12 +42,12 @@ def train(
         )
 
     Args:
-        net: A module that takes images (B, bands, H, W) and gives maps (B, classes, H, W); that of
-            rank 0 counts, and stays as it is: the trained weights are `run.weights()`. Or
+        net: A module that takes images (B, bands, H, W) and gives maps (B, classes, H, W); rank 0's
+            is trained, and is not changed: the trained weights are `run.weights()`. Or
             `unet-small`, `unet-medium-1`, `unet-medium-2`, `unet-large`; or `package:function` that
-            makes a module. None: what `network` says.
-        resume: Go on from the folder's checkpoint, where it has one.
-        overwrite: Begin where the folder holds a run.
+            makes a module. None: the key `network` names it.
+        resume: Continue from the folder's checkpoint, if it has one.
+        overwrite: Start over if the folder holds a run.
         on_step: Called on rank 0 after each step, with its row of `history.csv`: `step`, `loss`,
             `learning_rate`, `seconds` and more by name.
         on_validation: The same, with a row of `validation.csv`: `step`, `mean_iou` and more.
@@ -56,25 +56,25 @@ def train(
             needed.
 
     Returns:
-        The run: its folder, curves and weights; unfinished where a signal stopped it.
+        The run: its folder, curves and weights; unfinished if a signal stopped it.
 
     Raises:
-        TilenetError: On all ranks, for what any rank found wrong: a key, a file, the network.
+        TilenetError: On all ranks, if any rank refuses a key, a file or the network.
     """
     comm = world()
     end_where_uncaught()
     module = net if isinstance(net, nn.Module) else None
-    given = {name: value for name, value in keys.items() if value is not None}
+    run_keys = {name: value for name, value in keys.items() if value is not None}
 
     def read() -> tuple[RunFile, None]:
-        return read_keys(given | {"network": network_keys(net, keys)}), None
+        return read_keys(run_keys | {"network": network_keys(net, keys)}), None
 
     flags = f"resume: {resume}, overwrite: {overwrite}"
-    alike = repr(sorted(given.items(), key=str)), type(net).__name__, flags
+    alike = repr(sorted(run_keys.items(), key=str)), type(net).__name__, flags
     run, _ = read_once(read, comm, *alike)
-    said = {"on_step": on_step, "on_validation": on_validation}
-    callbacks = Callbacks(**{name: hears for name, hears in said.items() if hears is not None})
-    code = train_as_said(
+    hooks = {"on_step": on_step, "on_validation": on_validation}
+    callbacks = Callbacks(**{name: hook for name, hook in hooks.items() if hook is not None})
+    code = train_run(
         run, resume=resume, overwrite=overwrite, comm=comm, module=module, callbacks=callbacks
     )
     return Run(run.output, finished=code == 0)
@@ -83,30 +83,31 @@ def train(
 def read_once(
     read: Callable[[], tuple[RunFile, T]], comm: "MPI.Intracomm", *alike: str
 ) -> tuple[RunFile, T]:
-    """The run that rank 0 reads, its images listed, and more, on all ranks. Collective.
+    """Read a run on rank 0, list its images, and give it to all ranks. Collective.
 
-    A file that differs between nodes, or is missing on one, would have ranks do different things.
+    Rank 0 alone reads, since a file may differ between nodes, or be missing on one.
 
     Args:
-        alike: What all ranks ask for.
+        read: Returns the run and a second value, which all ranks get too.
+        alike: Texts that must be the same on all ranks.
 
     Raises:
-        AgreedError: It cannot be read; the cause is a UsageError where it was not understood. Or
-            ranks ask for different things.
+        AgreedError: The run cannot be read, or `alike` differs between ranks. The cause is a
+            UsageError where a key was not understood.
     """
-    found: tuple[RunFile, T] | TilenetError | UsageError | None = None
+    outcome: tuple[RunFile, T] | TilenetError | UsageError | None = None
     if comm.rank == 0:
         try:
-            run, more = read()
+            run, extra = read()
             run, notes = with_listed_images(run)
             for note in notes:
                 say(note)
-            found = run, more
+            outcome = run, extra
         except (TilenetError, UsageError) as error:
-            found = error
-    found = comm.bcast(found)
-    if isinstance(found, TilenetError | UsageError):
-        raise AgreedError(str(found)) from found
+            outcome = error
+    outcome = comm.bcast(outcome)
+    if isinstance(outcome, TilenetError | UsageError):
+        raise AgreedError(str(outcome)) from outcome
     check_alike(comm, *alike)
-    assert found is not None
-    return found
+    assert outcome is not None
+    return outcome

@@ -1,4 +1,4 @@
-"""Tiles in, weights out: train a network on images of any size over any number of ranks."""
+"""Train a network on images of any size over any number of ranks, as a run file says."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tilenet.training.images.held_out import hold_out
 from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.run_data import RunData
 from tilenet.training.images.survey import class_weights, run_survey
-from tilenet.training.log import NOBODY, Callbacks
+from tilenet.training.log import NO_CALLBACKS, Callbacks
 from tilenet.training.loop import Loop
 from tilenet.training.proof.run import proved_network
 from tilenet.training.setup import RunPlan, plan_run
@@ -44,22 +44,23 @@ def train(
     overwrite: bool = False,
     comm: "MPI.Intracomm | None" = None,
     module: nn.Module | None = None,
-    callbacks: Callbacks = NOBODY,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> int:
-    """Train as the run file says. Collective: all ranks of `comm`, None: of the job, call it.
+    """Train as the run file says. Collective over `comm`.
 
     Args:
-        resume: Go on from the folder's checkpoint, where it has one.
-        overwrite: Begin where the folder holds a run.
-        module: The network that `network.module` names, where a program made it; rank 0's counts.
-        callbacks: Hear of each step and validation, on rank 0.
+        resume: Continue from the folder's checkpoint, if it has one.
+        overwrite: Start over if the folder holds a run.
+        comm: Ranks of the run; None: all ranks of the job.
+        module: The network that `network.module` names, if a program made it; rank 0's is trained.
+        callbacks: Called on rank 0 after each step and validation.
 
     Returns:
         The exit code: 0 done, 75 stopped on a signal: with a checkpoint, or before the first step.
 
     Raises:
-        AgreedError: On all ranks, for what any rank found wrong before the first step.
-        TilenetError: On one rank, for a file that breaks later.
+        AgreedError: On all ranks, if any rank refuses something before the first step.
+        TilenetError: On one rank, if a file cannot be read later.
     """
     comm = world() if comm is None else comm
     try:
@@ -82,7 +83,7 @@ def _train(
     """As `train`.
 
     Raises:
-        StopAgreed: On all ranks, as one was asked to stop before the first step.
+        StopAgreed: On all ranks, if one was asked to stop before the first step.
     """
     with ExitStack() as stack:
         with agreed(comm):
@@ -110,9 +111,9 @@ def _train(
         loop = _prepare(run, plan, architecture.module, opened, folder, control, stack)
         finished = loop.run(callbacks)
         if comm.rank == 0:
-            # A job that was told to end has no time for maps.
+            # A job that was asked to stop has no time for maps.
             try_report(folder.path, maps=finished)
-        # What a run leaves is there when any rank returns; until then rank 0 has the cores.
+        # The run's files are complete when any rank returns; until then rank 0 has the cores.
         wait_quietly(comm)
         watchdog.arm("the end of the run", SLOW)
     return 0 if finished else STOPPED
@@ -127,7 +128,7 @@ def _prepare(
     control: RankControl,
     stack: ExitStack,
 ) -> Loop:
-    """Look at the images, build the network, and make ready what the steps need. Collective.
+    """Survey the images, build and prove the network, and return the loop. Collective.
 
     Args:
         module: The user module, on the rank that made it; its proof uses it up.
@@ -136,17 +137,17 @@ def _prepare(
     watchdog.arm("the start of the run", SLOW)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     devices.compute_in(run.precision, stack, comm)
-    found = run_survey(opened, plan, run.reading, folder.path, comm, watchdog, stop)
+    survey = run_survey(opened, plan, run.reading, folder.path, comm, watchdog, stop)
     watchdog.arm("the plan and the proof of the run", SLOW)
-    weights = class_weights(run.class_weights, run.class_names, found.class_pixels, comm)
+    weights = class_weights(run.class_weights, run.class_names, survey.class_pixels, comm)
     with agreed(comm):
-        statistics = run.network.statistics or (found.mean, found.std)
+        statistics = run.network.statistics or (survey.mean, survey.std)
         plan = replace(plan, record=folder.record(plan.record, *statistics))
     if run.swap in ("off", False):
-        sizes = [one.size for one in opened.images]
+        sizes = [image.size for image in opened.images]
         plan = stack_crops(plan, run.batch_size, sizes, run.optimizer, devices.partitions, comm)
     with agreed(comm):
-        data = RunData.of(run, plan, opened, found.classes_in_cells, comm.rank)
+        data = RunData.of(run, plan, opened, survey.classes_in_cells, comm.rank)
     network = proved_network(run, plan, module, data, devices, control)
     loss = run.loss_with(weights)
     validation = RunValidation.of(run, network, loss, data, folder, control)

@@ -1,4 +1,4 @@
-"""What a training run says as it begins."""
+"""Lines that a training run prints at its start."""
 
 from dataclasses import replace
 
@@ -21,19 +21,19 @@ __all__ = ["announce", "announce_images"]
 
 
 def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
-    """Say which bands and labels are resampled, what is held out, and where crops may lie.
+    """Print which bands and labels are resampled, what is held out, and where crops may lie.
 
     Args:
-        as_made: Whether a module begins as it is, not with the weights of a checkpoint.
+        as_made: Whether a module starts with its own weights, not with those of a checkpoint.
     """
     if plan.adopted is not None:
         context = plan.record.context()
         layer, name = plan.record.opaque, plan.adopted.name
-        same = (
+        equal_note = (
             f"{name} is the same network as its {len(plan.record.layers)} layers; alignment "
             f"{context.alignment_px} px, halo {context.halo_px} px"
         )
-        say(same if layer is None else f"{name} is trained as it is, {layer.note}")
+        say(equal_note if layer is None else f"{name} is trained as it is, {layer.note}")
     if plan.note:
         say(plan.note)
     idle = num_idle_norms(plan.adopted) if as_made and plan.adopted is not None else 0
@@ -49,23 +49,23 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
         say(sentence)
     if note := resampling_note(opened.all_labels):
         say(note)
-    held, context = opened.held_out, plan.record.context()
-    if held is not None:
+    held_out, context = opened.held_out, plan.record.context()
+    if held_out is not None:
         note = (
-            f"validation: {held.num_chosen} of {held.num_blocks} blocks of {held.block_px} px are "
-            f"held out; training leaves out labels within {context.context_any_pixel_px} px of "
-            "them, too"
+            f"validation: {held_out.num_chosen} of {held_out.num_blocks} blocks of "
+            f"{held_out.block_px} px are held out; training leaves out labels within "
+            f"{context.context_any_pixel_px} px of them, too"
         )
         norm = norm_context(plan.record.layers)
         if norm != "none":
             note += f", but the statistics of norms ({norm}) are of held-out pixels as well"
         say(note)
         far_px = context.context_any_pixel_px
-        reached = held.num_reached(far_px) if held.block_px <= 2 * far_px else 0
+        reached = held_out.num_reached(far_px) if held_out.block_px <= 2 * far_px else 0
         if reached:
             say(
-                f"validation: {reached} of {held.num_chosen} held-out blocks have no pixel whose "
-                f"network looks at held-out pixels only ({far_px} px around it); choose "
+                f"validation: {reached} of {held_out.num_chosen} held-out blocks have no pixel "
+                f"whose network looks at held-out pixels only ({far_px} px around it); choose "
                 f"validation.block_px above {2 * far_px}, or name validation.images"
             )
     if plan.crop_px is not None and plan.cell_px != context.alignment_px:
@@ -77,8 +77,8 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
 
 
 def num_idle_norms(adopted: Adopted) -> int:
-    """Number of batch norms if all are frozen with running statistics as made, else 0."""
-    norms = (one for one in adopted.layers if isinstance(one, Norm) and one.norm == "batch")
+    """Number of batch norms if all are frozen with initial running statistics, else 0."""
+    norms = (layer for layer in adopted.layers if isinstance(layer, Norm) and layer.norm == "batch")
     number = sum(name.endswith("running_var") for name in adopted.names)
     state = [(name, adopted.state[own]) for name, own in adopted.names.items()]
     as_made = all(
@@ -98,17 +98,18 @@ def announce(
     num_ranks: int,
     state_bytes: int | None,
 ) -> None:
-    """Say, once, what runs, and everything that makes the result approximate.
+    """Print the layout of the run, and everything that makes the result approximate.
 
     Args:
         sample: An image or crop of the first step.
-        steps: Steps that are still to be made.
-        transport: Which way gradients travel.
-        state_bytes: What each rank will keep of the optimizer's states, at most, where ranks share
-            them out; None: they do not.
+        steps: Number of steps left.
+        transport: How gradients travel between ranks.
+        num_ranks: Ranks of the run.
+        state_bytes: Most bytes of the optimizer's states that a rank keeps, if ranks share them
+            out; None: each rank keeps all.
     """
     mesh, rule = plan.mesh, plan.rule
-    parameters = sum(p.numel() for p in pipe.network.parameters())
+    parameters = sum(parameter.numel() for parameter in pipe.network.parameters())
     tiling = plan.tiling(*sample.size)
     rows, cols = tiling.grid
     states = ""
@@ -146,7 +147,7 @@ def announce(
 
 
 def _pipeline(plan: RunPlan, pipe: AnyPipe, tile: Tile) -> str:
-    """Partitions, and what flows through them."""
+    """The line on partitions and micro-batches."""
     where = ", ".join(map(str, pipe.devices))
     parts = f"pipeline: {'+'.join(map(str, plan.balance))} layers on {where}; "
     if isinstance(pipe, SweptPipe):

@@ -1,4 +1,4 @@
-"""The layers of a run's network: those of our own U-Net, or of somebody's module."""
+"""The layers of a run's network: those of a U-Net of tilenet, or of a user module."""
 
 import copy
 from dataclasses import dataclass, fields, replace
@@ -21,14 +21,14 @@ __all__ = ["Architecture"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """What network a run trains.
+    """The network that a run trains.
 
     Attributes:
-        layers: In the order in which they run.
-        epsilon_px: The paper's halo; 0 for a network that is no U-Net.
-        options: Of a U-Net of our own.
-        adopted: Of somebody's network: its first weights, and the names that it has for them.
-        note: What was filled into it.
+        layers: Layers in the order in which they run.
+        epsilon_px: The paper's halo; 0 for a user module.
+        options: Options of a U-Net of tilenet; None: a user module.
+        adopted: The adopted user module with its first weights; None: a U-Net.
+        note: A sentence on the weights that were loaded into the module, if any.
         module: The user module itself, on the rank that made it.
     """
 
@@ -46,18 +46,18 @@ class Architecture:
         bands: int,
         classes: int,
         seed: int,
-        given: nn.Module | None = None,
+        module: nn.Module | None = None,
         window_px: int | None = None,
     ) -> "Architecture":
         """The network that a run file names.
 
         Args:
-            given: The module itself, as a program made it; it stays as it is.
-            window_px: Side of the windows on which the module runs as it is; None: it becomes a
+            module: The module, if a program made it; it is not changed.
+            window_px: Side of the windows on which the module runs unchanged; None: it becomes a
                 list of layers.
 
         Raises:
-            TilenetError: It cannot be made, or is for other bands or classes.
+            TilenetError: The network cannot be made, or is for other bands or classes.
         """
         if keys.module is None:
             options = _options(keys, bands, classes)
@@ -68,9 +68,10 @@ class Architecture:
                 "as many"
             )
         note = ""
-        module = (
-            build_module(keys.module, keys.options or {}, seed) if given is None else _copy(given)
-        )
+        if module is None:
+            module = build_module(keys.module, keys.options or {}, seed)
+        else:
+            module = _copy(module)
         if keys.weights is not None:
             note = fill_in(module, Path(keys.weights))
         if window_px is None:
@@ -91,24 +92,24 @@ class Architecture:
         return cls(adopted.layers, adopted=adopted, note=note, module=module)
 
 
-def _copy(given: nn.Module) -> nn.Module:
+def _copy(module: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(given)
+        return copy.deepcopy(module)
     except Exception as error:  # whatever a user module may hold
         raise TilenetError(
-            f"a network can be copied ({type(given).__name__}: {type(error).__name__}: "
+            f"a network can be copied ({type(module).__name__}: {type(error).__name__}: "
             f"{one_line(str(error))[:200]}); leave out of it what cannot"
         ) from error
 
 
 def _options(keys: NetworkKeys, bands: int, classes: int) -> UNetOptions:
-    """The network's shape: the preset's, or the defaults, with the keys that are given."""
-    known = {field.name for field in fields(UNetOptions)}
-    given = {
-        name: value for name, value in vars(keys).items() if name in known and value is not None
+    """The options of the preset, or the defaults, overridden by the keys of the run file."""
+    names = {field.name for field in fields(UNetOptions)}
+    values = {
+        name: value for name, value in vars(keys).items() if name in names and value is not None
     }
     start = PRESETS[keys.preset] if keys.preset else UNetOptions()
-    return replace(start, **given, bands=bands, classes=classes)
+    return replace(start, **values, bands=bands, classes=classes)
 
 
 def _paper_epsilon_px(keys: NetworkKeys, options: UNetOptions) -> int:

@@ -1,4 +1,4 @@
-"""A run's folder: history, checkpoints, and what is needed to go on from them.
+"""A run's folder: history and checkpoints, and how a run continues from them.
 
 A save runs in a thread of its own while the run continues, at most one at a time.
 """
@@ -50,7 +50,7 @@ __all__ = [
 
 
 class BackgroundSave:
-    """Runs saves one after another; an error of one is kept until somebody waits for it."""
+    """Runs saves one after another in a thread; `wait` raises the error of a save."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -62,10 +62,10 @@ class BackgroundSave:
         return self._error is not None
 
     def start(self, save: Callable[[], object]) -> None:
-        """Begin a save, after the one before.
+        """Begin a save, once the previous one has ended.
 
         Raises:
-            BaseException: Of the one before.
+            BaseException: The error of the previous save.
         """
         self.wait()
         # Not a daemon: Python does not end before the save has.
@@ -73,10 +73,10 @@ class BackgroundSave:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the save that is under way.
+        """Wait for the current save.
 
         Raises:
-            BaseException: The save's, once.
+            BaseException: The error of the save; a second call does not raise it again.
         """
         self.finish()
         error, self._error = self._error, None
@@ -84,7 +84,7 @@ class BackgroundSave:
             raise error
 
     def finish(self) -> None:
-        """Wait, and raise nothing: for who ends because of another error."""
+        """Wait without raising, for a caller that ends because of another error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -98,9 +98,9 @@ class BackgroundSave:
 
 TABLES = "history.csv", "validation.csv", "confusion.csv"
 KEPT_RUN_FILE, FACTS, REPORT = "run.yaml", "run.json", "report.html"
-LEFT = (*TABLES, TRACE, KEPT_RUN_FILE, FACTS, TIMINGS, REPORT)
+RUN_FILES = (*TABLES, TRACE, KEPT_RUN_FILE, FACTS, TIMINGS, REPORT)
 
-LATER_TERMS = ("files",)  # that checkpoints of older versions lack
+LATER_TERMS = ("files",)  # checkpoints of older versions lack these
 
 
 class RunFolder:
@@ -109,8 +109,8 @@ class RunFolder:
     Args:
         path: Path of the folder.
         write: Whether this rank writes; the others only read.
-        terms: What must not change when the run goes on, by its name in the run file.
-        keep: Newest checkpoints that stay.
+        terms: Values that a resumed run must not change, by their names in the run file.
+        keep: Number of newest checkpoints that are kept.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class RunFolder:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether the run goes on from a checkpoint."""
+        """Whether the run resumes from a checkpoint."""
         return self._resumed is not None
 
     def __enter__(self) -> "RunFolder":
@@ -150,23 +150,23 @@ class RunFolder:
         Raises:
             AgreedError: See `prepare`.
         """
-        # One rank compares checkpoints with their checksums, and the others wait.
+        # One rank verifies the checksums of checkpoints, and the others wait.
         watchdog.arm("the look into the run's folder", SLOW)
         with agreed(comm):
-            found = self.prepare(resume=resume, overwrite=overwrite)
-        for warning in self.go_on_from(comm.bcast(found)):
+            checkpoint = self.prepare(resume=resume, overwrite=overwrite)
+        for warning in self.go_on_from(comm.bcast(checkpoint)):
             say(warning)
 
     def prepare(self, *, resume: bool, overwrite: bool) -> Path | None:
         """Make the folder, lock it, and decide whether to begin or to resume. Deletes nothing.
 
         Returns:
-            On the rank that writes, the checkpoint to go on from, which all `go_on_from`: that
-            rank alone reads and compares them.
+            On the rank that writes, the checkpoint to resume from, for `go_on_from` on all ranks:
+            only that rank verifies checkpoints.
 
         Raises:
-            TilenetError: Another job writes it, it holds a run and neither was asked for, it cannot
-                be written, or no checkpoint is whole.
+            TilenetError: Another job writes to the folder, it holds a run and neither `resume` nor
+                `overwrite` is set, it cannot be written, or no checkpoint is intact.
         """
         check_name("output", self.path)
         if not self._write:
@@ -190,21 +190,21 @@ class RunFolder:
             )
         if not resume:
             return None
-        going_on = newest_whole(self.path)
-        self._broken = going_on.broken
-        return going_on.checkpoint
+        newest = newest_whole(self.path)
+        self._broken = newest.broken
+        return newest.checkpoint
 
     def go_on_from(self, checkpoint: Path | None) -> list[str]:
-        """Go on from that checkpoint, None: begin; return what to say of broken ones."""
+        """Set the checkpoint to resume from (None: begin); return sentences on broken ones."""
         self._resumed = checkpoint
-        named = f"the run goes on from {checkpoint}"
-        return [f"{one.named} is broken ({one.wrong}): {named}" for one in self._broken]
+        notice = f"the run goes on from {checkpoint}"
+        return [f"{broken.named} is broken ({broken.wrong}): {notice}" for broken in self._broken]
 
     def begin(self) -> None:
-        """Delete what an earlier run left, now that nothing stands in the new one's way.
+        """Delete the files of an earlier run; call it once the new run cannot be refused any more.
 
-        A run that resumes keeps all but files that were being written when the one before was
-        killed. Broken checkpoints stay, under other names.
+        A resumed run deletes only partial files of a job that was killed. Broken checkpoints are
+        kept under other names.
 
         Raises:
             TilenetError: The folder cannot be written.
@@ -212,14 +212,14 @@ class RunFolder:
         if not self._write:
             return
         if self._resumed is not None:
-            set_aside(self.path, [one.folder for one in self._broken], self._resumed)
+            set_aside(self.path, [broken.folder for broken in self._broken], self._resumed)
         try:
-            for name in LEFT:
+            for name in RUN_FILES:
                 for part in (f"{name}.part", f".{name}.part"):
                     (self.path / part).unlink(missing_ok=True)
             if self._resumed is not None:
                 return
-            for name in ("last", "best", *LEFT):
+            for name in ("last", "best", *RUN_FILES):
                 (self.path / name).unlink(missing_ok=True)
             for name in ("checkpoints", tensorboard.FOLDER):
                 shutil.rmtree(self.path / name, ignore_errors=True)
@@ -232,7 +232,11 @@ class RunFolder:
     def record(
         self, planned: NetworkRecord, mean: tuple[float, ...], std: tuple[float, ...]
     ) -> NetworkRecord:
-        """The network's record: with the statistics found now, or those of the checkpoint."""
+        """The network's record, with the given statistics, or those of the checkpoint.
+
+        Raises:
+            TilenetError: The checkpoint is of another network.
+        """
         if self._resumed is None:
             return replace(planned, mean=mean, std=std)
         saved = NetworkRecord.from_json(load_json(self._resumed / "network.json"))
@@ -263,12 +267,13 @@ class RunFolder:
         shares: Shares | None = None,
         average: WeightAverage | None = None,
     ) -> int:
-        """Fill in weights, optimizer state and scale; return the number of steps already made.
+        """Load weights, optimizer state and loss scale; return the number of steps already made.
 
         Args:
+            init: First weights of a run that does not resume: a file or a run's folder.
             names: Names of the weights in checkpoints (see `load_weights`).
             shares: See `fill_optimizer`.
-            average: Of the weights; begun, or gone on with.
+            average: Average of the weights, which begins or is loaded too.
 
         Raises:
             TilenetError: Files are missing or do not fit the network.
@@ -320,20 +325,24 @@ class RunFolder:
         *,
         best: bool = False,
     ) -> None:
-        """Write a checkpoint, on the rank that writes; `best`: of the best validation so far.
+        """Write a checkpoint, on the rank that writes.
 
-        `weights` are the network's, under the names that the checkpoint has for them; `state` is
-        what its optimizer keeps, from `optimizer_tensors`.
+        For a network on GPUs a thread writes a copy while training goes on, and its error is raised
+        by the next save or `wait`. On CPUs the thread would slow the steps down by as much time as
+        it saves.
 
-        Of a network on GPUs, which compute without this process's threads, only a copy is made
-        here, and a thread writes it; what goes wrong there is raised by the next save or `wait`. On
-        CPUs, writing and comparing would take the time from the steps that it saves.
+        Args:
+            weights: The network's weights, under their names in the checkpoint.
+            state: The optimizer's states, from `optimizer_tensors`.
+            best: Whether this is the best validation so far.
 
         Raises:
-            TilenetError: Weights are not finite, this one or the one before could not be written,
-                or another job has taken over the folder.
+            TilenetError: Weights are not finite, this or the previous checkpoint could not be
+                written, or another job has taken over the folder.
         """
-        wrong = [name for name, p in network.named_parameters() if not p.isfinite().all()]
+        wrong = [
+            name for name, parameter in network.named_parameters() if not parameter.isfinite().all()
+        ]
         if wrong:
             raise TilenetError(
                 f"weights must stay finite (step {step}: {wrong[0]} and {len(wrong) - 1} more are "
@@ -354,25 +363,25 @@ class RunFolder:
 
     @property
     def failed(self) -> bool:
-        """Whether a save in the background failed, which `wait` raises."""
+        """Whether a save in the background failed; `wait` raises its error."""
         return self._saving.failed
 
     def wait(self) -> None:
         """Wait for a save in the background.
 
         Raises:
-            TilenetError: It failed, or another job has taken over the folder.
+            TilenetError: The save failed, or another job has taken over the folder.
         """
         self._saving.wait()
         if self._lock is not None:
             self._lock.check()
 
     def close(self) -> None:
-        """Wait as well, for a run that ends because of another error."""
+        """Wait without raising, for a run that ends because of another error."""
         self._saving.finish()
 
     def mark_best(self, step: int) -> None:
-        """Have `best` name the checkpoint of a step, on the rank that writes."""
+        """Link `best` to the checkpoint of a step, on the rank that writes."""
         self.wait()
         checkpoint = checkpoint_of_step(self.path, step)
         if self._write and checkpoint is not None:
@@ -380,10 +389,10 @@ class RunFolder:
 
 
 def in_background(parameter: Tensor) -> bool:
-    """Whether a network with that parameter is saved while training goes on."""
+    """Whether a network with this parameter is saved while training goes on."""
     return parameter.is_cuda
 
 
 def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """On the host, and none shares memory with what the next step changes; empties `tensors`."""
-    return {n: tensors.pop(n).detach().to("cpu", copy=True) for n in list(tensors)}
+    """Copies on the host, which the next step does not change; empties `tensors`."""
+    return {name: tensors.pop(name).detach().to("cpu", copy=True) for name in list(tensors)}

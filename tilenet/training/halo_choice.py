@@ -1,4 +1,4 @@
-"""Whether tiles of a run overlap or exchange halos, where that is left to tilenet."""
+"""Choose whether tiles of a run overlap or exchange halos."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -13,7 +13,7 @@ __all__ = ["HaloChoice", "choose_halo_mode"]
 
 @dataclass(frozen=True)
 class HaloChoice:
-    """A plan whose tiles overlap or exchange halos, and why they do."""
+    """A plan whose tiles overlap or exchange halos, and the reason."""
 
     plan: RunPlan
     why: str
@@ -25,28 +25,31 @@ class HaloChoice:
 def choose_halo_mode(
     run: RunFile, shapes: tuple[Shape, ...], num_ranks: int, architecture: Architecture
 ) -> HaloChoice:
-    """Exchange where ranks share an image and compute less of it so; overlap elsewhere.
+    """Exchange halos if ranks share an image and compute less of it that way; else overlap.
 
     Args:
-        run: Its own `halo_mode` counts for nothing.
-        shapes: As of `plan_run`.
+        run: The run; its own `halo_mode` is ignored.
+        shapes: See `plan_run`.
 
     Raises:
         TilenetError: The images cannot be cut into tiles that overlap.
     """
-    asked = shapes, num_ranks, architecture
-    overlap = plan_run(replace(run, halo_mode="overlap"), *asked)
+    request = shapes, num_ranks, architecture
+    overlap = plan_run(replace(run, halo_mode="overlap"), *request)
     if overlap.mesh.rows * overlap.mesh.columns == 1:
         return HaloChoice(overlap, "each rank has images or crops of its own")
     try:
-        exchange = plan_run(replace(run, halo_mode="exchange"), *asked)
+        exchange = plan_run(replace(run, halo_mode="exchange"), *request)
     except TilenetError as error:
         return HaloChoice(overlap, f"ranks cannot exchange halos here: {error}")
     sizes = tiled_sizes([size for _, size in shapes], run.crop_px, rotations=False)
     largest = max(sizes, key=prod)
     tilings = [plan.tiling(*largest) for plan in (overlap, exchange)]
-    # The rank that computes most sets the pace.
-    most = [max(s.read for s in t.rows) * max(s.read for s in t.cols) for t in tilings]
+    # A step takes as long as the rank that computes most.
+    most = [
+        max(span.read for span in tiling.rows) * max(span.read for span in tiling.cols)
+        for tiling in tilings
+    ]
     if most[1] >= most[0]:
         return HaloChoice(overlap, "a rank that exchanges halos would compute no less")
     more = f"a tile that overlaps would compute {most[0] / most[1]:.2f} times as much"

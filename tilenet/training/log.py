@@ -1,4 +1,4 @@
-"""Tables and scalars of a run: its steps and validations, what is said of the latter, who hears."""
+"""Log of a run: tables and scalars of its steps and validations, printed lines and callbacks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -14,47 +14,47 @@ from tilenet.training.folder import TABLES
 from tilenet.training.scoring import Validated, ValidatedNumbers
 from tilenet.training.step import StepResult
 
-__all__ = ["NOBODY", "Callbacks", "Hears", "RunLog"]
+__all__ = ["NO_CALLBACKS", "Callbacks", "RowCallback", "RunLog"]
 
 SCORES = ("accuracy", "mean_iou", "mean_f1")
-MOST_SAID = 10  # classes
+MAX_PRINTED_CLASSES = 10
 
-# A row of a table by the names of its columns; None: not counted.
-Hears = Callable[[Mapping[str, float | None]], object]
+# Takes a row of a table by column names; None: no value.
+RowCallback = Callable[[Mapping[str, float | None]], object]
 
 
-def _nothing(row: Mapping[str, float | None]) -> None:
-    """For nobody listens."""
+def _ignore_row(row: Mapping[str, float | None]) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Called on the rank that writes the tables, each with a row of one of them.
+    """Functions called with each new row of a table, on the rank that writes the tables.
 
     Attributes:
-        on_step: After each step, with its row of `history.csv`.
-        on_validation: After each validation, with its row of `validation.csv`.
+        on_step: Called after each step, with its row of `history.csv`.
+        on_validation: Called after each validation, with its row of `validation.csv`.
     """
 
-    on_step: Hears = _nothing
-    on_validation: Hears = _nothing
+    on_step: RowCallback = _ignore_row
+    on_validation: RowCallback = _ignore_row
 
 
-NOBODY = Callbacks()
+NO_CALLBACKS = Callbacks()
 
 
 class RunLog:
     """Tables and scalars of a run, on the rank that writes them.
 
     Args:
-        folder: The run's.
+        folder: Folder of the run.
         names: Names of the classes.
         score: Name of the score of the best validation; None: there are no validations.
+        steps_done: Number of steps made. Rows of later steps are dropped, as are incomplete last
+            rows, which is printed, and pixels of validations whose scores are missing.
         tensorboard: Whether scalars are written for TensorBoard, too.
-        callbacks: Are called with each row.
-        task: Of the run.
-        steps_done: What the tables hold of later steps is dropped, as are last rows that were cut
-            off, which is said, and pixels of validations whose scores are not there.
+        callbacks: Called with each row.
+        task: Task of the run.
 
     Raises:
         TilenetError: A table is damaged, lacks rows, or cannot be written.
@@ -68,7 +68,7 @@ class RunLog:
         steps_done: int,
         *,
         tensorboard: bool = False,
-        callbacks: Callbacks = NOBODY,
+        callbacks: Callbacks = NO_CALLBACKS,
         task: str = "classification",
     ) -> None:
         self.callbacks = callbacks
@@ -83,10 +83,10 @@ class RunLog:
             of_classes *= task == "classification"
             self.columns = ("step", "loss", "num_pixels", *self._scores, "seconds", *of_classes)
             self.validations = History(validation, steps_done, self.columns)
-            # Scores are written last: a run that was killed between them makes both again.
-            made = {int(row["step"]) for row in self.validations.rows()}
+            # Scores are written last: a run that was killed between both tables makes both again.
+            steps_with_scores = {int(row["step"]) for row in self.validations.rows()}
             columns = ("step", "label", "predicted", "pixels")
-            self.confusion = History(confusion, steps_done, columns, made)
+            self.confusion = History(confusion, steps_done, columns, steps_with_scores)
             tables += self.validations, self.confusion
         for table in tables:
             if table.torn:
@@ -96,34 +96,34 @@ class RunLog:
                 )
         self.scalars = Scalars(folder, steps_done, say) if tensorboard else None
 
-    def step(self, step: int, done: StepResult) -> None:
-        """Note a step, counted from 1."""
+    def step(self, step: int, result: StepResult) -> None:
+        """Add a row for a step, counted from 1."""
         row = (
-            done.loss,
-            done.weight,
-            done.seconds,
-            done.read_seconds,
-            done.reduce_seconds,
-            *astuple(done.swaps),
-            done.rate,
-            done.exchange_seconds,
-            done.peak_bytes,
+            result.loss,
+            result.weight,
+            result.seconds,
+            result.read_seconds,
+            result.reduce_seconds,
+            *astuple(result.swaps),
+            result.rate,
+            result.exchange_seconds,
+            result.peak_bytes,
         )
         self.history.add(step, *row)
         self.callbacks.on_step(dict(zip(COLUMNS, (step, *row), strict=True)))
         if self.scalars:
-            self.scalars.add(step, {"loss": done.loss, "learning_rate": done.rate})
+            self.scalars.add(step, {"loss": result.loss, "learning_rate": result.rate})
 
-    def validation(self, step: int, found: Validated | ValidatedNumbers, *, best: bool) -> None:
-        """Note a validation, and say what it found."""
+    def validation(self, step: int, result: Validated | ValidatedNumbers, *, best: bool) -> None:
+        """Add rows for a validation, and print its scores."""
         assert self.validations is not None
-        if isinstance(found, ValidatedNumbers):
-            self._numbers(step, found, self.validations, best=best)
+        if isinstance(result, ValidatedNumbers):
+            self._numbers(step, result, self.validations, best=best)
             return
-        all_scores = found.scores
+        all_scores = result.scores
         iou, f1 = all_scores["iou"], all_scores["f1"]
         means = [all_scores[name] for name in SCORES]
-        classes = [value for both in zip(iou, f1, strict=True) for value in both]
+        classes = [value for pair in zip(iou, f1, strict=True) for value in pair]
         cells = [
             (step, label, guess, pixels)
             for label, row in enumerate(all_scores["confusion"])
@@ -131,47 +131,49 @@ class RunLog:
             if pixels
         ]
         self.confusion.add_rows(cells)
-        # Last, for a row here says that the validation was made.
-        loss = None if isnan(found.loss) else found.loss
-        row = (loss, all_scores["num_pixels"], *means, found.seconds, *classes)
+        # Last, since a row here means that the validation is complete.
+        loss = None if isnan(result.loss) else result.loss
+        row = (loss, all_scores["num_pixels"], *means, result.seconds, *classes)
         self.validations.add(step, *row)
         self.callbacks.on_validation(dict(zip(self.columns, (step, *row), strict=True)))
-        say(self._sentence(step, found, best=best))
+        say(self._sentence(step, result, best=best))
         if self.scalars:
-            shown = {"loss": loss, **dict(zip(SCORES, means, strict=True))}
-            shown |= {f"iou/{name}": value for name, value in zip(self.names, iou, strict=True)}
-            shown |= {f"f1/{name}": value for name, value in zip(self.names, f1, strict=True)}
-            self.scalars.add(step, {f"validation/{name}": v for name, v in shown.items()})
+            scalars = {"loss": loss, **dict(zip(SCORES, means, strict=True))}
+            scalars |= {f"iou/{name}": value for name, value in zip(self.names, iou, strict=True)}
+            scalars |= {f"f1/{name}": value for name, value in zip(self.names, f1, strict=True)}
+            self.scalars.add(step, {f"validation/{name}": value for name, value in scalars.items()})
 
-    def _numbers(self, step: int, found: ValidatedNumbers, table: History, *, best: bool) -> None:
-        values = {name: found.score(name) for name in ("loss", *VALUE_SCORES)}
-        shown = {name: None if isnan(value) else value for name, value in values.items()}
-        loss, *means = shown.values()
-        row = (loss, found.scores["num_pixels"], *means, found.seconds)
+    def _numbers(self, step: int, result: ValidatedNumbers, table: History, *, best: bool) -> None:
+        values = {name: result.score(name) for name in ("loss", *VALUE_SCORES)}
+        scores = {name: None if isnan(value) else value for name, value in values.items()}
+        loss, *means = scores.values()
+        row = (loss, result.scores["num_pixels"], *means, result.seconds)
         table.add(step, *row)
         self.callbacks.on_validation(dict(zip(self.columns, (step, *row), strict=True)))
-        told = (f"{name} {'–' if v is None else f'{v:.4g}'}" for name, v in shown.items())
+        texts = (
+            f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in scores.items()
+        )
         say(
-            f"validation after step {step}: {', '.join(told)}; {found.seconds:.1f} s"
+            f"validation after step {step}: {', '.join(texts)}; {result.seconds:.1f} s"
             + "; the best so far" * best
         )
         if self.scalars:
-            self.scalars.add(step, {f"validation/{name}": v for name, v in shown.items()})
+            self.scalars.add(step, {f"validation/{name}": value for name, value in scores.items()})
 
-    def _sentence(self, step: int, found: Validated, *, best: bool) -> str:
-        of, names = found.scores, self.names
+    def _sentence(self, step: int, result: Validated, *, best: bool) -> str:
+        scores, names = result.scores, self.names
         sentence = (
-            f"validation after step {step}: mean IoU {of['mean_iou']:.4f}, accuracy "
-            f"{of['accuracy']:.4f}, loss {found.loss:.4f}"
+            f"validation after step {step}: mean IoU {scores['mean_iou']:.4f}, accuracy "
+            f"{scores['accuracy']:.4f}, loss {result.loss:.4f}"
         )
-        if len(names) <= MOST_SAID:
-            each = zip(names, of["iou"], strict=True)
-            shown = (f"{name} {'–' if iou is None else f'{iou:.4f}'}" for name, iou in each)
-            sentence += f"; IoU {', '.join(shown)}"
-        return sentence + f"; {found.seconds:.1f} s" + "; the best so far" * best
+        if len(names) <= MAX_PRINTED_CLASSES:
+            each = zip(names, scores["iou"], strict=True)
+            texts = (f"{name} {'–' if iou is None else f'{iou:.4f}'}" for name, iou in each)
+            sentence += f"; IoU {', '.join(texts)}"
+        return sentence + f"; {result.seconds:.1f} s" + "; the best so far" * best
 
     def has_validation(self, step: int) -> bool:
-        """Whether one was made after `step` steps."""
+        """Whether the tables hold a validation after `step` steps."""
         rows = [] if self.validations is None else self.validations.rows()
         return any(row["step"] == str(step) for row in rows)
 
@@ -189,10 +191,10 @@ class RunLog:
         return best
 
     def sync(self) -> None:
-        """Have the disk hold the tables, before a checkpoint that counts on them.
+        """Write the tables through to the disk, before a checkpoint that refers to them.
 
         Raises:
-            TilenetError: The disk does not take them.
+            TilenetError: A table cannot be written.
         """
         for table in self._tables:
             table.sync()

@@ -28,11 +28,11 @@ class Loop:
     """The steps of a run. Its methods are collective.
 
     Args:
-        run: What was asked.
-        network: Over the devices of this rank; closed after the last step.
-        data: What the steps see.
-        loss: With the weights of the classes.
-        validation: Between the steps; None: nothing is held out.
+        run: Keys of the run.
+        network: The network over this rank's devices; closed after the last step.
+        data: Images, labels and the schedule.
+        loss: The loss, with the weights of the classes.
+        validation: Validations between steps; None: nothing is held out.
         folder: Folder of the run.
         control: Ranks of the run; the watchdog is armed for each step, checkpoint and validation.
     """
@@ -51,17 +51,17 @@ class Loop:
         self.plan, self.loss, self.validation, self.folder = network.plan, loss, validation, folder
         self.watchdog, self.stop, self.comm = control.watchdog, control.stop, control.comm
         self.account = RunAccount()
-        steps, shown = run.profile.numbers, network.pipe.devices
-        self.trace = TraceRecorder(folder.path, steps, shown, write=self.comm.rank == 0)
+        steps, devices = run.profile.numbers, network.pipe.devices
+        self.trace = TraceRecorder(folder.path, steps, devices, write=self.comm.rank == 0)
 
     def run(self, callbacks: Callbacks) -> bool:
-        """Make all steps that are left; return whether nothing of the run is left to do.
+        """Make all remaining steps; return whether the run is complete.
 
         Args:
-            callbacks: Hear of each step and validation.
+            callbacks: Called after each step and validation.
 
         Raises:
-            AgreedError: On all ranks, for what any rank found wrong.
+            AgreedError: On all ranks, if any rank refuses something.
         """
         run, comm = self.run_file, self.comm
         self.watchdog.arm("the first weights", SLOW)
@@ -79,14 +79,14 @@ class Loop:
         with agreed(comm):
             state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
             first = self.folder.load(network, *state, shares, self.average)
-        with agreed(comm):  # and not before: others may still read what begin deletes
+        with agreed(comm):  # only now: until here other ranks may read files that begin deletes
             log = self._begin(first, callbacks)
         step = self._step()
         if comm.rank == 0:
-            left, transport = max(self.data.last - first, 0), step.gradients.transport
+            steps_left, transport = max(self.data.last - first, 0), step.gradients.transport
             sample = self.data.schedule.samples(0)[0]
             facts = comm.size, self.network.shared_bytes
-            announce(self.plan, self.network.pipe, sample, left, transport, *facts)
+            announce(self.plan, self.network.pipe, sample, steps_left, transport, *facts)
         try:
             with self.network.swapping():
                 try:
@@ -95,7 +95,7 @@ class Loop:
                     self.folder.close()
             self.account.say_swaps(comm)
         except AgreedError:
-            self._close(step)  # is collective, and all ranks are here
+            self._close(step)  # collective: an AgreedError brings all ranks here
             raise
         finally:
             if log:
@@ -106,13 +106,13 @@ class Loop:
         return finished
 
     def _begin(self, first: int, callbacks: Callbacks) -> RunLog | None:
-        """Delete what an earlier run left; have rank 0 keep the run file, and open its log."""
+        """Delete the files of an earlier run; on rank 0 write the run file and open the log."""
         self.folder.begin()
         if self.comm.rank > 0:
             return None
         run, path, sample = self.run_file, self.folder.path, self.data.schedule.samples(0)[0]
-        left = self.data.images.validation, self.network.devices.layout
-        keep_run(path, run, self.plan, self.network.pipe, sample, *left)
+        rest = self.data.images.validation, self.network.devices.layout
+        keep_run(path, run, self.plan, self.network.pipe, sample, *rest)
         score = run.score if run.validation.wanted else None
         return RunLog(
             path,
@@ -134,8 +134,8 @@ class Loop:
         step.close()
         self.network.close()
 
-    def _steps(self, take: Step, first: int, log: RunLog | None) -> bool:
-        """Make the steps after `first`; return whether nothing is left to do."""
+    def _steps(self, runner: Step, first: int, log: RunLog | None) -> bool:
+        """Make the steps after `first`; return whether the run is complete."""
         stop, validation, network = self.stop, self.validation, self.network.network
         saved = first if self.folder.has_checkpoint else -1
         step, scored = first, True
@@ -153,17 +153,17 @@ class Loop:
             while step < self.data.last and not stop.agreed:
                 slow = step == first or self.trace.slows(step + 1)
                 self.watchdog.arm(f"step {step + 1}", SLOW if slow else 1.0)
-                images = [one.number for one in self.data.work.samples(step)]
+                images = [sample.number for sample in self.data.work.samples(step)]
                 num_reads = len(self.data.work.micro_batches(step))
                 self.trace.begin(step + 1)
-                done = take.take(step, reads, num_reads, images, self._ends)
-                stop.agreed = done.stop
+                result = runner.take(step, reads, num_reads, images, self._ends)
+                stop.agreed = result.stop
                 step += 1
-                progress.set_postfix(self._count(step, done, log), refresh=False)
+                progress.set_postfix(self._count(step, result, log), refresh=False)
                 progress.update()
                 best = False
                 if validation is not None and validation.due(step):
-                    # A rank that is asked to stop has little time: resuming makes up for that.
+                    # A rank that is asked to stop has little time: the resumed run validates.
                     scored = not stop.agreed
                     with self._averaged():
                         best = scored and validation.make(step, network, log, stop)
@@ -178,30 +178,30 @@ class Loop:
         return step == self.data.last and scored
 
     def _averaged(self) -> AbstractContextManager[None]:
-        """The network has its averaged weights meanwhile, where there are any."""
+        """Context in which the network has its averaged weights, if the run averages them."""
         return nullcontext() if self.average is None else self.average.in_network()
 
-    def _count(self, step: int, done: StepResult, log: RunLog | None) -> dict[str, str]:
-        """Note a step, counted from 1; return what the bar shows of it."""
-        self.account.add(done)
+    def _count(self, step: int, result: StepResult, log: RunLog | None) -> dict[str, str]:
+        """Add a step, counted from 1, to account and log; return texts for the progress bar."""
+        self.account.add(result)
         if log:
-            log.step(step, done)
-        pixels = sum(prod(one.size) for one in self.data.schedule.samples(step - 1))
-        return {"loss": f"{done.loss:.4f}", "Mpx/s": f"{pixels / done.seconds / 1e6:.3g}"}
+            log.step(step, result)
+        pixels = sum(prod(sample.size) for sample in self.data.schedule.samples(step - 1))
+        return {"loss": f"{result.loss:.4f}", "Mpx/s": f"{pixels / result.seconds / 1e6:.3g}"}
 
     def _ends(self) -> bool:
-        """Whether this rank asks to stop: on a signal, or as it could not write a checkpoint."""
+        """Whether this rank asks to stop: after a signal, or a checkpoint that failed."""
         return self.stop.requested or self.folder.failed
 
     def _save(self, step: int, log: RunLog | None, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
         network, update = self.network.network, self.update
-        kept = optimizer_tensors(network, update.optimizer, update.shares)
+        states = optimizer_tensors(network, update.optimizer, update.shares)
         with self._averaged(), agreed(self.comm):
             if self.average is not None:
-                kept |= self.average.trained()
+                states |= self.average.trained()
             weights = self.plan.named(network.state_dict())
-            state = network, weights, self.plan.record, kept, update.scale
+            state = network, weights, self.plan.record, states, update.scale
             if log:
                 log.sync()
             self.folder.save(step, *state, best=best)

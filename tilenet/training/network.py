@@ -1,4 +1,4 @@
-"""The network of a run over the devices of a rank, with what it swaps."""
+"""The network of a run over the devices of a rank, and its swapping."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -31,24 +31,22 @@ class RunNetwork:
     """The network of a run. Collective to make and to close.
 
     Args:
-        plan: How the run is laid out.
-        devices: One per partition.
-        request: What is swapped.
+        plan: Layout of the run.
+        devices: Devices of this rank, one per partition.
+        request: What to swap.
         seed: Seed of the first weights.
-        halos_from: From where halos of feature maps are sent: `auto`, `host` or `device`.
-        control: Ranks of the run; requests to stop are heard while weights are drawn.
-        filled: The plain network with its weights; None: it is built here, and they are drawn.
+        halos_from: Memory from which halos of feature maps are sent: `auto`, `host` or `device`.
+        control: Ranks of the run; requests to stop are checked while weights are drawn.
+        filled: The plain network with its weights; None: it is built here with drawn weights.
 
     Attributes:
-        plan: As given.
-        devices: As given.
-        sharers: Ranks that share out what the optimizer keeps.
-        network: Its layers reach over the ranks of an image where they must.
+        sharers: Number of ranks that share out the optimizer's states.
+        network: The network, whose layers exchange halos between ranks if the plan needs it.
         pipe: The network over the devices.
         image_comm: Ranks of the same image, row by row of the grid.
 
     Raises:
-        AgreedError: Nothing makes a step fit the memory, or swapped tensors have nowhere to go.
+        AgreedError: Nothing makes a step fit the memory, or there is no place for swapped tensors.
         StopAgreed: A rank was asked to stop.
     """
 
@@ -69,9 +67,9 @@ class RunNetwork:
             devices.check_threads(comm)
         swaps = decide_swaps(request, plan, devices, comm)
         with together(comm, control.stop) as turns:
-            dtype, done = parameter_dtype(record.precision), turns.part_done
+            dtype, layer_done = parameter_dtype(record.precision), turns.part_done
             self.network: Network = filled or build_network(
-                record.layers, seed, dtype, layer_done=done
+                record.layers, seed, dtype, layer_done=layer_done
             )
             if filled is None and (adopted := plan.adopted) is not None:
                 adopted.fill(self.network)
@@ -108,42 +106,44 @@ class RunNetwork:
 
     @property
     def swap_statistics(self) -> SwapStatistics | None:
-        """Swap statistics of what the pipe swaps; None: it swaps nothing."""
+        """Statistics of the pipe's swapping; None: it swaps nothing."""
         return None if self._swaps is None else self._swaps.statistics
 
     @property
     def later_bytes(self) -> int:
-        """Bytes of the first device that gradients and states of the optimizer will take."""
+        """Bytes that gradients and optimizer states will take on the first device."""
         device = self.devices.partitions[0]
-        here = sum(one.nbytes for one in self.network.trained if one.device == device)
+        here = sum(
+            parameter.nbytes for parameter in self.network.trained if parameter.device == device
+        )
         return here + state_bytes(self._optimizer, here, self.sharers)
 
     def shares(self, comm: "MPI.Intracomm", piece_bytes: int) -> Shares | None:
-        """How all ranks share out the update, by pieces of gradients; None: each makes all."""
+        """How ranks share out the update, by pieces of gradients; None: each updates all."""
         return None if self.sharers == 1 else Shares(self.network.trained, comm, piece_bytes)
 
     def gradient_sum(
         self, comm: "MPI.Intracomm", piece_bytes: int, transport: str, shares: Shares | None
     ) -> GradientSum:
-        """What sums the gradients of this network over ranks. Collective."""
+        """The sum of this network's gradients over ranks. Collective."""
         trained = self.network.trained
         return GradientSum(trained, comm, piece_bytes, transport, shares=shares)
 
     @property
     def shared_bytes(self) -> int | None:
-        """Bytes that a rank keeps of the optimizer's states at most; None: they are not shared."""
-        weights = sum(one.nbytes for one in self.network.trained)
+        """Most bytes of the optimizer's states that a rank keeps; None: they are not shared."""
+        weights = sum(parameter.nbytes for parameter in self.network.trained)
         return None if self.sharers == 1 else state_bytes(self._optimizer, weights, self.sharers)
 
     def swapping(self) -> AbstractContextManager[None]:
-        """Let the pipe's layers swap as planned."""
+        """Context in which the pipe's layers swap as planned."""
         if self._swaps is None:
             return nullcontext()
         assert isinstance(self.pipe, Pipe)
         return self._swaps.swapping(self.pipe)
 
     def close(self) -> None:
-        """Give host memory and communicators back. Collective."""
+        """Free host memory and communicators. Collective."""
         if self._swaps is not None:
             self._swaps.close()
         if isinstance(self.network, SpatialNetwork):

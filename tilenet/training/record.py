@@ -1,7 +1,7 @@
-"""What a run writes down of itself: what was asked, what became of it, where the time went.
+"""Files on a run itself: its keys, its layout on this machine, and where the time went.
 
-`run.yaml` (what was asked) and `run.json` (what became of it on this machine) are written as the
-run begins, so that a report can be made of one that was killed.
+`run.yaml` (the keys) and `run.json` (the layout) are written at the start of the run, so that a
+report can be made of a run that was killed.
 """
 
 import json
@@ -36,34 +36,34 @@ __all__ = ["RunAccount", "keep_run", "tiling_facts"]
 
 
 class RunAccount:
-    """Where the time of a job's steps went, and what they swapped, on one rank.
+    """Times and swapped bytes of a job's steps, on one rank.
 
     Attributes:
-        num_steps: Steps so far.
-        times: Their sum.
-        swaps: What went out and came back in them.
+        num_steps: Number of steps so far.
+        times: Sum of their times.
+        swaps: Sum of their swaps.
     """
 
     def __init__(self) -> None:
         self.num_steps, self.times, self.swaps = 0, RankTimes(), SwapCounts()
 
-    def add(self, done: StepResult) -> None:
-        """Count a step."""
+    def add(self, result: StepResult) -> None:
+        """Add the times and swaps of a step."""
         self.num_steps += 1
-        self.swaps += done.swaps
+        self.swaps += result.swaps
         self.times += RankTimes(
-            done.seconds,
-            done.read_seconds,
-            done.exchange_seconds,
-            done.reduce_seconds,
-            done.swaps.wait_seconds,
-            done.peak_bytes,
+            result.seconds,
+            result.read_seconds,
+            result.exchange_seconds,
+            result.reduce_seconds,
+            result.swaps.wait_seconds,
+            result.peak_bytes,
         )
 
     def say_swaps(self, comm: "MPI.Intracomm") -> None:
-        """Say what all ranks swapped, where any did. Collective."""
-        # All ranks wait for the first, which may be writing a trace: what a run leaves is there
-        # when any of them returns.
+        """Print what all ranks swapped, if any did. Collective."""
+        # All ranks wait for rank 0, which may be writing a trace: the run's files are complete when
+        # any rank returns.
         ranks = comm.allgather((self.swaps, self.times.seconds))
         total = reduce(add, (of_rank for of_rank, _ in ranks))
         if comm.rank > 0 or total.out_count + total.in_count == 0:
@@ -84,7 +84,7 @@ class RunAccount:
 
         Args:
             folder: Folder of the run.
-            first: Steps that were made before this job.
+            first: Number of steps made before this job.
         """
         keep_times(comm, folder, self.times, first + 1, first + self.num_steps)
 
@@ -108,16 +108,16 @@ def keep_run(
     validation: Sequence[ValidationImage],
     layout: Sequence[str],
 ) -> None:
-    """Write both files next to the checkpoints; on rank 0.
+    """Write `run.yaml` and `run.json` next to the checkpoints; on rank 0.
 
     Args:
-        run: As it was asked for, with the values of its plan and of the command line.
+        run: Keys of the run, with the values of its plan and of the command line.
         sample: An image or crop of the first step.
-        validation: What the network is scored on.
-        layout: What ranks there are, in lines.
+        validation: Images and blocks on which the network is scored.
+        layout: Lines that describe the ranks and their devices.
 
     Raises:
-        TilenetError: They cannot be written.
+        TilenetError: A file cannot be written.
     """
     write_aside(run_file_text(run), folder / KEPT_RUN_FILE, "the run file of a run")
     mesh = plan.mesh
@@ -129,7 +129,7 @@ def keep_run(
         "mesh": [mesh.replicas, mesh.rows, mesh.columns],
         "devices": [str(device) for device in pipe.devices],
         "layers": len(plan.record.layers),
-        "parameters": sum(p.numel() for p in pipe.network.parameters()),
+        "parameters": sum(parameter.numel() for parameter in pipe.network.parameters()),
         "balance": list(plan.balance),
         "micro_batches": plan.micro_batches,
         "planned": None if run.plan is None else planned_bytes(Path(run.plan)),
@@ -140,17 +140,17 @@ def keep_run(
 
 
 def _held_out(validation: Sequence[ValidationImage]) -> dict[str, Any] | None:
-    """Held-out blocks of the first image that has some, as many as a report looks at."""
+    """Held-out blocks of the first image that has some, at most `MOST_BLOCKS`, for the report."""
     for part in validation:
         if part.windows:
-            shown = part.windows[:MOST_BLOCKS]
-            windows = [[w.row, w.col, w.height, w.width] for w in shown]
+            blocks = part.windows[:MOST_BLOCKS]
+            windows = [[block.row, block.col, block.height, block.width] for block in blocks]
             return {"image": part.image.path, "labels": part.labels.path, "windows": windows}
     return None
 
 
 def tiling_facts(tiling: Tiling) -> dict[str, Any]:
-    """Where tiles lie along rows and columns: start and size that each reads, and that it owns."""
+    """Tiles along rows and columns: start and size of what each reads and of what it owns."""
     axes = {
         name: [[span.start, span.read, span.first, span.own] for span in spans]
         for name, spans in (("rows", tiling.rows), ("columns", tiling.cols))
@@ -167,7 +167,7 @@ def tiling_facts(tiling: Tiling) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of tilenet and what it stands on."""
+    """Versions of tilenet and its main dependencies."""
     names = ("tilenet", "torch", "torchgpipe", "mpi4py", "rasterio", "numpy")
     return {name: _version(name) for name in names} | {"python": platform.python_version()}
 
@@ -175,5 +175,5 @@ def versions() -> dict[str, str]:
 def _version(name: str) -> str:
     try:
         return version(name)
-    except PackageNotFoundError:  # of a checkout on PYTHONPATH, say
+    except PackageNotFoundError:  # for instance a checkout on PYTHONPATH
         return "not installed"
