@@ -281,7 +281,9 @@ class SweptBackward:
             for saved in node.saved:
                 self.hold(saved)
             if not isinstance(layer, Join):  # whose inputs are all that it keeps
-                node.saved.append(self.make(int(cost.saved * node.share)))
+                # Less than a row: of channels, such as a norm's, whatever the rows.
+                many = node.share if cost.saved >= self.size(number + 1, 1) else 1
+                node.saved.append(self.make(int(cost.saved * many)))
             self._note(node)
         self.drop(*inputs)
 
