@@ -233,3 +233,31 @@ def test_plans_of_something_else(comm: MPI.Intracomm, shared_path: Path, capfd: 
     said = refusal(comm, capfd, [*training, "--plan", str(others)])
     assert f"ranks: {comm.size}); start {comm.size + 1} ranks" in said
     assert not (shared_path / "run").exists()
+
+
+@pytest.mark.parametrize("shard", ["always", "never"])
+def test_states_that_the_plan_did_not_count_are_said(
+    comm: MPI.Intracomm, shared_path: Path, capfd: Capture, shard: str
+) -> None:
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
+    path = planned(
+        comm, shared_path, "same-nearest", comm.size, "--grid", "3x4", "--partitions", "1"
+    )
+    plan = json.loads(path.read_text())
+    comm.Barrier()
+    if comm.rank == 0:
+        # As of a network whose states are more than 64 MiB.
+        plan["answer"]["sharers"] = comm.size
+        path.write_text(json.dumps(plan))
+    comm.Barrier()
+    optimizer = {"name": "adamw", "lr": LR, "shard": shard}
+    training = run_file(shared_path, scene, "same-nearest", optimizer=optimizer, steps=1)
+    capfd.readouterr()
+    assert main([*training, "--plan", str(path)]) == 0
+    said = "".join(comm.allgather(capfd.readouterr().err))
+    weights = sum(
+        layer.num_parameters for layer in unet_layers(options_of(NETWORKS["same-nearest"]))
+    )
+    more = 2 * 8 * weights * (comm.size - 1) / comm.size / 2**20
+    sentence = f"each rank keeps {more:.1f} MiB more of the optimizer's states than planned"
+    assert said.count(sentence) == (shard == "never")

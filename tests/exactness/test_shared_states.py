@@ -24,7 +24,7 @@ from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.training.config.keys import GradientKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.network import RunNetwork
-from tilenet.training.states import optimizer_tensors
+from tilenet.training.states import fill_optimizer, optimizer_tensors
 from tilenet.training.step import Step, Update
 
 pytestmark = pytest.mark.ranks(2, (3, 4))
@@ -186,3 +186,23 @@ def test_ranks_may_have_nothing_to_update(comm: MPI.Intracomm) -> None:
     named = {"0.weight.step", "0.weight.exp_avg", "0.weight.exp_avg_sq"}
     assert set(found) == (named if comm.rank == 0 else set())
     assert comm.rank > 0 or float(found["0.weight.step"]) == 2.0
+
+
+def test_weights_that_were_not_updated_yet_have_no_states(comm: MPI.Intracomm) -> None:
+    """As after a module's weights were unfrozen between two runs, until the first update."""
+    convs = Conv(1, 3, kernel=3), Conv(3, 2, kernel=1)
+    network = build_network(convs, dtype=torch.float64)
+    shares = Shares(network.trained, comm, 64)
+    kept = {
+        f"0.{name}.{key}": torch.rand_like(parameter)
+        for name, parameter in network[0].named_parameters()
+        for key in ("exp_avg", "exp_avg_sq")
+    }
+    kept |= {f"0.{name}.step": torch.tensor(3.0) for name, _ in network[0].named_parameters()}
+    kept = comm.bcast(kept)
+    optimizer = OptimizerKeys("adamw", 0.5).make(shares.own)
+    fill_optimizer(network, optimizer, kept, "the test", shares)
+    found = optimizer_tensors(network, optimizer, shares)
+    wanted = kept if comm.rank == 0 else {}
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())

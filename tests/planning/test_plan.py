@@ -101,6 +101,8 @@ HOSTILE: dict[str, Any] = {  # a file's text, or a value and its place in a good
     "a balance of another length": ([1, 2, 3], "run", "balance"),
     "a balance below 1": ([0, 9], "run", "balance"),
     "partitions of a fraction": (2.5, "run", "partitions"),
+    "sharers of a text": ("2", "answer", "sharers"),
+    "no rank that shares": (0, "answer", "sharers"),
 }
 
 

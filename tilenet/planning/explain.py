@@ -143,7 +143,10 @@ def _mode_lines(plan: Plan) -> list[str]:
         lines.append(f"halo_mode exchange, {other.layout}: {_cost(plan, other)}")
     if step is not None:
         size = in_px((step.strip_rows, step.columns_px))
-        lines.append(f"halo_mode sweep, strips of {size} at most: {_cost(plan, step)}")
+        many = len(step.balance)
+        over = f" over {many} partitions (balance {', '.join(map(str, step.balance))})"
+        how = f"halo_mode sweep, strips of {size} at most{over * (many > 1)}"
+        lines.append(f"{how}: {_cost(plan, step)}")
     return [f"  instead of     {line}" for line in lines]
 
 

@@ -287,12 +287,14 @@ class PlannedRun:
         options: The network.
         image: Height and width of the image.
         question: The question, as plain values.
+        sharers: Ranks that share out the optimizer's states.
     """
 
     keys: dict[str, Any]
     options: UNetOptions | OwnNetwork
     image: tuple[int, int]
     question: dict[str, Any]
+    sharers: int = 1
 
 
 def read_plan(path: Path) -> PlannedRun:
@@ -330,7 +332,11 @@ def read_plan(path: Path) -> PlannedRun:
         and partitions == len(balance)
     ):
         raise _wrong(path, "run has no balance with one number of layers per partition")
-    return PlannedRun(keys, options, image, question)
+    answer = entry.get("answer")
+    sharers = answer.get("sharers", 1) if isinstance(answer, dict) else 1
+    if type(sharers) is not int or sharers < 1:
+        raise _wrong(path, "answer.sharers must be a number of ranks")
+    return PlannedRun(keys, options, image, question, sharers)
 
 
 def planned_bytes(path: Path) -> dict[str, int] | None:

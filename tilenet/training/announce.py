@@ -1,6 +1,7 @@
 """Lines that a training run prints at its start."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from tilenet.adoption.adopt import Adopted
 from tilenet.data.crops import MOST_CELL_BYTES
@@ -13,11 +14,13 @@ from tilenet.geometry.tiles import Tile, Tiling
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.health.progress import say
 from tilenet.planning.mesh import tiles_of
+from tilenet.planning.plan import read_plan
 from tilenet.training.images.open import RunImages
+from tilenet.training.network import RunNetwork
 from tilenet.training.setup import RunPlan
 from tilenet.training.swept import AnyPipe
 
-__all__ = ["announce", "announce_images"]
+__all__ = ["announce", "announce_images", "say_states_beyond"]
 
 
 def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
@@ -144,6 +147,17 @@ def announce(
     idle = sum(not tiles_of(mesh.place(rank), mesh, tiling.grid) for rank in range(mesh.num_ranks))
     if idle:
         say(f"{idle} of {mesh.num_ranks} ranks have no tile; use fewer ranks or more tiles")
+
+
+def say_states_beyond(path: str, network: RunNetwork) -> None:
+    """Say that a rank keeps more of the optimizer's states than the plan counted, if it does."""
+    sharers = read_plan(Path(path)).sharers
+    if more := network.bytes_beyond(sharers):
+        say(
+            f"each rank keeps {more / 2**20:.1f} MiB more of the optimizer's states than planned "
+            f"(shared out by {network.sharers}, in {path} by {sharers}): it may not fit; set "
+            "optimizer.shard: auto, or plan for as many ranks"
+        )
 
 
 def _pipeline(plan: RunPlan, pipe: AnyPipe, tile: Tile) -> str:

@@ -10,7 +10,7 @@ from tilenet.parallel.health.trace import TraceRecorder
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl
-from tilenet.training.announce import announce
+from tilenet.training.announce import announce, say_states_beyond
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import RunFolder
 from tilenet.training.images.run_data import RunData
@@ -87,6 +87,8 @@ class Loop:
             sample = self.data.schedule.samples(0)[0]
             facts = comm.size, self.network.shared_bytes
             announce(self.plan, self.network.pipe, sample, steps_left, transport, *facts)
+            if run.plan is not None:
+                say_states_beyond(run.plan, self.network)
         try:
             with self.network.swapping():
                 try:

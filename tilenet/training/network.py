@@ -135,6 +135,12 @@ class RunNetwork:
         weights = sum(parameter.nbytes for parameter in self.network.trained)
         return None if self.sharers == 1 else state_bytes(self._optimizer, weights, self.sharers)
 
+    def bytes_beyond(self, sharers: int) -> int:
+        """Bytes of the optimizer's states more than where so many ranks share them out."""
+        weights = sum(one.nbytes for one in self.network.trained)
+        here, there = (state_bytes(self._optimizer, weights, n) for n in (self.sharers, sharers))
+        return max(here - there, 0)
+
     def swapping(self) -> AbstractContextManager[None]:
         """Context in which the pipe's layers swap as planned."""
         if self._swaps is None:

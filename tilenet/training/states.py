@@ -110,20 +110,22 @@ def optimizer_tensors(
 def _gather(optimizer: torch.optim.Optimizer, shares: Shares) -> dict[tuple[int, str], Tensor]:
     """What is kept of each of the shares' parameters, on rank 0."""
     comm, tensors = shares.comm, dict[tuple[int, str], Tensor]()
-    own_keys = {
-        key
-        for state in optimizer.state.values()
+    states = [optimizer.state[own] for own in shares.own]
+    kept = {
+        (part.parameter, key)
+        for part, state in zip(shares.parts(comm.rank), states, strict=False)
         for key, value in state.items()
         if isinstance(value, Tensor)
     }
-    keys = sorted(set().union(*comm.allgather(own_keys)))  # ranks without a share have none
-    if comm.rank == 0:
-        for number, parameter in enumerate(shares.parameters):
-            tensors |= {(number, key): _make_like(parameter, key) for key in keys}
-    states = [optimizer.state[own] for own in shares.own]
+    # Of a parameter that was not updated yet there are none.
+    keys = dict[int, list[str]]()
+    for number, key in sorted(set().union(*comm.allgather(kept))):
+        keys.setdefault(number, []).append(key)
+        if comm.rank == 0:
+            tensors[number, key] = _make_like(shares.parameters[number], key)
     for rank in range(comm.size):
         for index, part in enumerate(shares.parts(rank)):
-            for key in keys:
+            for key in keys.get(part.parameter, []):
                 mine = states[index][key].cpu() if rank == comm.rank else None
                 if comm.rank > 0 and mine is not None:
                     comm.Send(mine.numpy(), dest=0)

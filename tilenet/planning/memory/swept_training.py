@@ -7,7 +7,7 @@ What a layer keeps and takes for itself is measured once (`layer.py`).
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -26,11 +26,11 @@ from tilenet.geometry.sweep import (
 from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.swept_maps import Piece
 
-__all__ = ["SweptBackward"]
+__all__ = ["Again", "SweptBackward", "SweptRows"]
 
 
 @dataclass(eq=False)
-class _Rows(Piece):
+class SweptRows(Piece):
     """Rows of a map whose gradients come."""
 
     map_: int = 0
@@ -43,7 +43,7 @@ class _Rows(Piece):
 class _Read:
     """What is looked at of a map: pieces, which of them as a whole; bytes of these rows."""
 
-    pieces: list[tuple[_Rows, bool]]
+    pieces: list[tuple[SweptRows, bool]]
     size: int
     border: int = 0  # bytes with the map's border around them, where that takes a copy
 
@@ -60,10 +60,35 @@ class _Node:
     """
 
     number: int | None
-    out: _Rows
+    out: SweptRows
     reads: list[_Read]
     saved: list[int] = field(default_factory=list)
     share: float = 0.0
+
+
+@dataclass
+class Again:
+    """A strip that was computed again and waits for gradients.
+
+    Attributes:
+        state: Rows that were kept before it.
+        leaves: The same, whose gradients are taken.
+        come: Rows that came from other partitions.
+        after: Rows that are kept after it.
+        made: Rows that go to other partitions.
+        logits: Rows that are measured; None: none.
+        loss: What is kept of these.
+        tape: Its graph.
+    """
+
+    state: list[list[SweptRows]]
+    leaves: list[SweptRows]
+    come: list[SweptRows]
+    after: list[SweptRows]
+    made: list[SweptRows]
+    logits: SweptRows | None
+    loss: int
+    tape: list[_Node]
 
 
 class SweptBackward:
@@ -77,6 +102,7 @@ class SweptBackward:
         costs: Costs of each layer.
         there: Whole maps that it takes, which count elsewhere.
         keeps: Whole maps that it keeps, which count elsewhere too.
+        own: The layers that it computes, where other partitions compute the rest; None: all.
     """
 
     def __init__(
@@ -88,15 +114,21 @@ class SweptBackward:
         costs: tuple[LayerBytes, ...],
         there: Collection[int] = (),
         keeps: Collection[int] = (),
+        own: range | None = None,
     ) -> None:
         self.layers, self.costs, self.item_bytes = layers, costs, item_bytes
-        self.keeps = keeps
+        self.keeps, self.own = keeps, own or range(len(layers))
         self.computed, read = maps_before(layers, [len(layers)], there)
         self.looks, self.taken = 0 in read, read - {0}
         self.shapes = map_shapes(layers, height, width)
         self.whole = [grid.whole for grid in map_grids(layers)]
-        self.reads, self.done_with = row_readers(layers), last_readers(layers)
-        self.maps: list[list[_Rows]] = [[] for _ in self.shapes]
+        self.reads, self.done_with = row_readers(layers), last_readers(layers, own)
+        if own is not None:
+            self.looks = any(0 in self.reads[number] for number in own)
+        # Maps that layers behind its own look at, and their rows of the strip.
+        self.asked = frozenset[int]().union(*self.reads[self.own.stop :])
+        self.made: list[SweptRows] = []
+        self.maps: list[list[SweptRows]] = [[] for _ in self.shapes]
         self.sizes: list[int] = []  # of storages that were ever made
         self.uses: Counter[int] = Counter()
         self.now = self.most = 0
@@ -111,18 +143,31 @@ class SweptBackward:
         """
         strips, states = list(sweep(self.layers, edges)), []
         for strip in strips:
-            states.append([list(pieces) for pieces in self.maps])
-            for piece in chain(*self.maps):
-                self._hold(piece.storage)
-            self._pass(strip)
-            self._clear(self.maps[-1])
-        self._clear(*self.maps)
+            states.append(self.kept_state())
+            self.pass_strip(strip)
+        self.clear(*self.maps)
         self.state_bytes = self.now
         self.now += self.weight_bytes
         later: list[int | None] = []
         for strip, state in zip(reversed(strips), reversed(states), strict=True):
-            later = self._pass_back(strip, state, later, keeps_logits)
+            later = self.back(self.again(strip, state, keeps_logits=keeps_logits), later)
         return self.most
+
+    def kept_state(self) -> list[list[SweptRows]]:
+        """The rows that are kept now, which live until they are handed to `back`."""
+        for piece in chain(*self.maps):
+            self.hold(piece.storage)
+        return [list(pieces) for pieces in self.maps]
+
+    def pass_strip(self, strip: Strip, come: Mapping[int, int] | None = None) -> None:
+        """Pass a strip forward.
+
+        Args:
+            come: Storages of the rows that came from other partitions, by map.
+        """
+        self._pass(strip, come or {})
+        self.clear(self.maps[-1])
+        self.made = []
 
     @property
     def weight_bytes(self) -> int:
@@ -130,29 +175,33 @@ class SweptBackward:
         return sum(
             cost.parameters
             for number, cost in enumerate(self.costs, start=1)
-            if number in self.computed or self.whole[number]
+            if number - 1 in self.own and (number in self.computed or self.whole[number])
         )
 
     def map_bytes(self, number: int) -> int:
         """Bytes of a whole map."""
-        return self._size(number, self.shapes[number].rows)
+        return self.size(number, self.shapes[number].rows)
 
-    def _size(self, number: int, rows: int) -> int:
+    def size(self, number: int, rows: int) -> int:
+        """Bytes of rows of a map."""
         shape = self.shapes[number]
         return rows * shape.cols * shape.channels * self.item_bytes
 
-    def _make(self, size: int) -> int:
+    def make(self, size: int) -> int:
+        """A storage, held once."""
         self.sizes.append(size)
-        self._hold(len(self.sizes) - 1)
+        self.hold(len(self.sizes) - 1)
         return len(self.sizes) - 1
 
-    def _hold(self, storage: int) -> None:
+    def hold(self, storage: int) -> None:
+        """Let a storage live until it is dropped once more."""
         if not self.uses[storage]:
             self.now += self.sizes[storage]
             self._touch(0)
         self.uses[storage] += 1
 
-    def _drop(self, *storages: int) -> None:
+    def drop(self, *storages: int) -> None:
+        """End what `make` or `hold` began."""
         for storage in storages:
             self.uses[storage] -= 1
             if not self.uses[storage]:
@@ -162,31 +211,42 @@ class SweptBackward:
         """Count bytes that live for a moment, beyond those of now."""
         self.most = max(self.most, self.now + more)
 
-    def _clear(self, *maps: list[_Rows]) -> None:
+    def clear(self, *maps: list[SweptRows]) -> None:
+        """Let rows go."""
         for pieces in maps:
-            self._drop(*(piece.storage for piece in pieces))
+            self.drop(*(piece.storage for piece in pieces))
             pieces.clear()
 
-    def _pass(self, strip: Strip) -> None:
-        """As `Sweep.pass_strip`."""
+    def _pass(self, strip: Strip, come: Mapping[int, int]) -> list[SweptRows]:
+        """As `Sweep.pass_strip`; the rows that came."""
         first, stop = strip.image
-        if first < stop and self.looks:  # a view of the image
-            self.maps[0].append(_Rows(first, stop - first, self._make(0)))
-        for number, rows in enumerate(strip.layers):
+        if first < stop and self.looks:  # a view of the image, or a copy on another device
+            size = self.size(0, stop - first) if self.own.start else 0
+            self.maps[0].append(SweptRows(first, stop - first, self.make(size)))
+        arrived = []
+        for map_, storage in come.items():
+            self.hold(storage)
+            first, stop = strip.layers[map_ - 1].out
+            arrived.append(SweptRows(first, stop - first, storage, map_))
+            self.maps[map_].append(arrived[-1])
+        for number in self.own:
+            rows = strip.layers[number]
             if number + 1 in self.computed and rows.out[0] < rows.out[1]:
                 self._compute(number, rows)
             for map_ in self.done_with[number]:
                 self._let_go(map_, strip.held[map_][0])
+        self.drop(*(piece.storage for piece in self.made))
+        return arrived
 
     def _let_go(self, number: int, first: int) -> None:
         pieces = self.maps[number]
         while pieces and pieces[0].first + pieces[0].rows <= first:
-            self._drop(pieces.pop(0).storage)
+            self.drop(pieces.pop(0).storage)
         if pieces and first > pieces[0].first:
             old, rows = pieces[0], pieces[0].first + pieces[0].rows - first
-            size = self._size(number, rows)
-            pieces[0] = _Rows(first, rows, self._make(size), number)
-            self._drop(old.storage)
+            size = self.size(number, rows)
+            pieces[0] = SweptRows(first, rows, self.make(size), number)
+            self.drop(old.storage)
             self._note(_Node(None, pieces[0], [_Read([(old, False)], size)]))
 
     def _note(self, node: _Node) -> None:
@@ -199,28 +259,33 @@ class SweptBackward:
         layer, cost = self.layers[number], self.costs[number]
         reads = [self._read(number, map_, rows) for map_ in self.reads[number]]
         inputs = [self._put_together(read) for read in reads]
-        size = self._size(number + 1, rows.out[1] - rows.out[0])
+        size = self.size(number + 1, rows.out[1] - rows.out[0])
         if inputs and (cost.in_place or (isinstance(layer, Join) and layer.how == "take")):
-            self._hold(storage := inputs[0])
+            self.hold(storage := inputs[0])
         else:
             out_bytes = size
             if isinstance(layer, Upsample) and not by_corners(layer):
                 # Cells that are looked at are enlarged, and the rows cut out of that.
                 low, high = max(rows.need[0], 0), min(rows.need[1], self.shapes[number].rows)
-                out_bytes = self._size(number + 1, (high - low) * layer.factor)
+                out_bytes = self.size(number + 1, (high - low) * layer.factor)
             self._touch(_forward_bytes(layer, cost, out_bytes))
-            storage = self._make(out_bytes)
-        out = _Rows(rows.out[0], rows.out[1] - rows.out[0], storage, number + 1)
+            storage = self.make(out_bytes)
+        out = SweptRows(rows.out[0], rows.out[1] - rows.out[0], storage, number + 1)
         self.maps[number + 1].append(out)
+        if number + 1 in self.asked:
+            self.hold(storage)
+            self.made.append(out)
         if self.tape is not None:
             node = _Node(number, out, reads, share=size / cost.output)
             node.saved = [*inputs * cost.keeps_input, *[storage] * cost.keeps_output]
             for saved in node.saved:
-                self._hold(saved)
+                self.hold(saved)
             if not isinstance(layer, Join):  # whose inputs are all that it keeps
-                node.saved.append(self._make(int(cost.saved * node.share)))
+                # Less than a row: of channels, such as a norm's, whatever the rows.
+                many = node.share if cost.saved >= self.size(number + 1, 1) else 1
+                node.saved.append(self.make(int(cost.saved * many)))
             self._note(node)
-        self._drop(*inputs)
+        self.drop(*inputs)
 
     def _read(self, number: int, map_: int, rows: LayerRows) -> _Read:
         layer, shape = self.layers[number], self.shapes[map_]
@@ -230,85 +295,105 @@ class SweptBackward:
             for piece in self.maps[map_]
             if piece.first < high and low < piece.first + piece.rows
         ]
-        read = _Read(pieces, self._size(map_, high - low))
+        read = _Read(pieces, self.size(map_, high - low))
         if isinstance(layer, Conv | Pool):
             cols = _copied_cols(layer, shape, self.shapes[number + 1].cols, rows.need)
-            read.border = self._size(map_, rows.need[1] - rows.need[0]) * cols // shape.cols
+            read.border = self.size(map_, rows.need[1] - rows.need[0]) * cols // shape.cols
         return read
 
     def _put_together(self, read: _Read) -> int:
         """The storage of an input; it is held."""
         if len(read.pieces) != 1:  # several, or a copy of rows of a whole map
-            storage = self._make(read.size)
+            storage = self.make(read.size)
         else:
-            self._hold(storage := read.pieces[0][0].storage)
+            self.hold(storage := read.pieces[0][0].storage)
         if read.border:
-            whole = self._make(read.border)
-            self._drop(storage)
+            whole = self.make(read.border)
+            self.drop(storage)
             return whole
         return storage
 
-    def _pass_back(
-        self, strip: Strip, state: list[list[_Rows]], later: list[int | None], keeps_logits: bool
-    ) -> list[int | None]:
-        """A strip forward and backward; the gradients of its state."""
+    def again(
+        self,
+        strip: Strip,
+        state: list[list[SweptRows]],
+        come: Mapping[int, int] | None = None,
+        *,
+        keeps_logits: bool,
+    ) -> Again:
+        """A strip forward, for backward; arguments as of `pass_strip` and `peak`."""
         self.maps = [
             [replace(piece, is_leaf=piece.map_ > 0, readers=0, gradient=None) for piece in pieces]
             for pieces in state
         ]
         leaves = list(chain(*self.maps[1:]))
         for piece in chain(*self.maps):
-            self._hold(piece.storage)
-        self.tape = []
-        self._pass(strip)
-        logits, size = self.maps[-1].pop() if self.maps[-1] else None, 0
-        if logits is not None:
-            size = self._size(logits.map_, logits.rows)
-            loss = self._make(size * keeps_logits)
-            self._drop(logits.storage)
-        for piece, gradient in zip(chain(*self.maps[1:]), later, strict=True):
-            if gradient is not None:
-                self._hold(gradient)
-                self._add(piece, gradient)
-        self._clear(*self.maps)
-        if logits is not None:
-            between = self._make(size)
-            self._add(logits, self._make(size))
-            self._drop(between, loss)
-        for node in self.tape:
-            if node.out.map_ in self.keeps:  # what comes for the whole map
-                self._add(node.out, self._make(0))
-        for node in reversed(self.tape):
-            self._go_back(node)
+            self.hold(piece.storage)
+        tape = self.tape = []
+        arrived = self._pass(strip, come or {})
         self.tape = None
-        self._drop(*(gradient for gradient in later if gradient is not None))
-        self._drop(*(piece.storage for piece in chain(*state)))
-        return [piece.gradient for piece in leaves]
+        made, self.made = self.made, []
+        logits, loss = self.maps[-1].pop() if self.maps[-1] else None, 0
+        if logits is not None:
+            loss = self.make(self.size(logits.map_, logits.rows) * keeps_logits)
+            self.drop(logits.storage)
+        after = list(chain(*self.maps[1:]))
+        self.clear(*self.maps)
+        return Again(state, leaves, arrived, after, made, logits, loss, tape)
 
-    def _add(self, piece: _Rows, gradient: int) -> None:
+    def back(
+        self, strip: Again, later: list[int | None], come: list[tuple[SweptRows, int]] | None = None
+    ) -> list[int | None]:
+        """A strip backward; the gradients of its state.
+
+        Args:
+            later: Gradients of the state after it; empty: of the last.
+            come: Rows that it made for other partitions, and gradients that came of them.
+        """
+        gradients = [*zip(strip.after, later or [None] * len(strip.after), strict=True)]
+        for piece, gradient in [*gradients, *(come or [])]:
+            if gradient is not None:
+                self.hold(gradient)
+                self._add(piece, gradient)
+        if strip.logits is not None:
+            size = self.size(strip.logits.map_, strip.logits.rows)
+            between = self.make(size)
+            self._add(strip.logits, self.make(size))
+            self.drop(between, strip.loss)
+        for node in strip.tape:
+            if node.out.map_ in self.keeps:  # what comes for the whole map
+                self._add(node.out, self.make(0))
+        for node in reversed(strip.tape):
+            self._go_back(node)
+        self.drop(*(one for _, one in [*gradients, *(come or [])] if one is not None))
+        self.drop(*(piece.gradient for piece in strip.come if piece.gradient is not None))
+        self.drop(*(piece.storage for piece in chain(*strip.state)))
+        return [piece.gradient for piece in strip.leaves]
+
+    def _add(self, piece: SweptRows, gradient: int) -> None:
         """A gradient comes to a piece, which holds it; the sum of two is a third."""
         before, piece.gradient = piece.gradient, gradient
         if before is not None:
-            piece.gradient = self._make(self._size(piece.map_, piece.rows))
-            self._drop(before, gradient)
+            piece.gradient = self.make(self.size(piece.map_, piece.rows))
+            self.drop(before, gradient)
 
     def _go_back(self, node: _Node) -> None:
         gradient, node.out.gradient = node.out.gradient, None
         if gradient is None:
-            self._drop(*node.saved)
+            self.drop(*node.saved)
         else:
             self._touch(self._backward_bytes(node, gradient))
             coming = [self._coming(node, read, gradient) for read in node.reads]
-            self._drop(gradient, *node.saved)
+            self.drop(gradient, *node.saved)
             for read, arriving in zip(node.reads, coming, strict=True):
                 self._hand_on(read, arriving)
         for piece, _ in chain(*(read.pieces for read in node.reads)):
             piece.readers -= 1
-            size = self._size(piece.map_, piece.rows)
+            size = self.size(piece.map_, piece.rows)
             held = piece.gradient
             if piece.is_leaf and not piece.readers and held is not None and self.sizes[held] > size:
-                piece.gradient = self._make(size)  # alone
-                self._drop(held)
+                piece.gradient = self.make(size)  # alone
+                self.drop(held)
 
     def _backward_bytes(self, node: _Node, gradient: int) -> int:
         """What a layer's backward takes, its inputs' gradients among it."""
@@ -316,7 +401,7 @@ class SweptBackward:
             return 0
         layer, cost = self.layers[node.number], self.costs[node.number]
         if by_corners(layer):  # of each direction's difference
-            size = self._size(node.out.map_, node.out.rows)
+            size = self.size(node.out.map_, node.out.rows)
             if isinstance(layer, Pool):  # of all cells zeros, and lower and upper ones with them
                 return ((3 * layer.stride + 1) * layer.stride - 1) * size
             return 3 * size
@@ -335,25 +420,25 @@ class SweptBackward:
             or isinstance(layer, Stash)
             or (isinstance(layer, Join) and layer.how != "multiply")
         ):
-            self._hold(gradient)
+            self.hold(gradient)
             return gradient
-        return self._make(read.border or read.size)
+        return self.make(read.border or read.size)
 
     def _hand_on(self, read: _Read, gradient: int | None) -> None:
         """A gradient goes to the pieces looked at, to a part of one by a map of zeros."""
         if gradient is None:
             return
         if read.border:
-            inside = self._make(read.size)
-            self._drop(gradient)
+            inside = self.make(read.size)
+            self.drop(gradient)
             gradient = inside
         for piece, is_whole in read.pieces:
             if is_whole:
-                self._hold(gradient)
+                self.hold(gradient)
                 self._add(piece, gradient)
             else:
-                self._add(piece, self._make(self._size(piece.map_, piece.rows)))
-        self._drop(gradient)
+                self._add(piece, self.make(self.size(piece.map_, piece.rows)))
+        self.drop(gradient)
 
 
 def _forward_bytes(layer: Layer, cost: LayerBytes, size: int) -> int:

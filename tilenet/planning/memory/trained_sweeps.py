@@ -18,7 +18,9 @@ from tilenet.planning.kept_maps import kept_maps
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.swept_training import SweptBackward
 
-__all__ = ["ALL_CELLS", "averaged_sweeps", "maps_to_keep", "plan_sweeps", "trained_bytes"]
+__all__ = [
+    "ALL_CELLS", "averaged_sweeps", "maps_to_keep", "plan_sweeps", "strip_costs", "trained_bytes",
+]  # fmt: skip
 
 FEWEST_ROWS = 64  # of a strip
 ALL_CELLS = 1 << 63
@@ -64,7 +66,7 @@ def plan_sweeps(
         sizes.append(rows)
         rows *= 2
 
-    costs = _costs(layers, width, item_bytes)
+    costs = strip_costs(layers, width, item_bytes)
 
     def last_peak(strip_rows: int) -> int:
         swept = SweptBackward(layers, height, width, item_bytes, costs)
@@ -132,7 +134,7 @@ def trained_bytes(
         strip_rows: Rows of a strip.
         most_cells: As for `maps_to_keep`; 0: sweeps hand no maps on.
     """
-    costs = _costs(layers, width, item_bytes)
+    costs = strip_costs(layers, width, item_bytes)
     by_sweep = maps_to_keep(layers, height, width, most_cells) if most_cells else {}
     edges, size = strip_edges(height, strip_rows), (height, width)
     sweeps, there = list[_Sweep](), frozenset[int]()
@@ -148,7 +150,7 @@ def trained_bytes(
     return max(_live(sweeps, number) for number in range(len(sweeps)))
 
 
-def _costs(layers: tuple[Layer, ...], width: int, item_bytes: int) -> tuple[LayerBytes, ...]:
+def strip_costs(layers: tuple[Layer, ...], width: int, item_bytes: int) -> tuple[LayerBytes, ...]:
     """Bytes of each layer in a strip of few rows."""
     unit = context_of(layers).alignment_px
     return layer_bytes(layers, -(-FEWEST_ROWS // unit) * unit, width, PRECISIONS[item_bytes])

@@ -1,0 +1,171 @@
+"""What each partition of a sweep holds in training.
+
+It holds what a sweep of its layers does, and the graphs of as many strips more as there are
+partitions behind it. What it is handed waits for it, most where it is the slowest and the others
+are as far ahead as they may: rows of as many strips as it lies behind the partition that made
+them, and gradients of all strips that a partition behind it has ended.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.sweep import Strip, strip_edges, sweep
+from tilenet.planning.memory.swept_training import Again, SweptBackward, SweptRows
+from tilenet.planning.memory.trained_sweeps import strip_costs
+
+__all__ = ["partition_peaks"]
+
+
+@lru_cache(maxsize=256)
+def partition_peaks(
+    layers: tuple[Layer, ...],
+    height: int,
+    width: int,
+    strip_rows: int,
+    item_bytes: int,
+    balance: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Most bytes of tensors that live on each partition's device while a part is swept.
+
+    What is counted is as for `trained_bytes`, and what waits for the partition. The gradients of a
+    state count once more than they are walked through, since autograd may make them before it lets
+    go of what is freed here: so it is never less than what lives.
+
+    Args:
+        height: Rows of the part.
+        width: Columns of the part.
+        strip_rows: Rows of a strip.
+        balance: Layers per partition; none of them averages over the whole image.
+    """
+    costs, edges = strip_costs(layers, width, item_bytes), strip_edges(height, strip_rows)
+    ends = [0, *accumulate(balance)]
+    owned = [range(first, stop) for first, stop in pairwise(ends)]
+    peaks = []
+    for number, own in enumerate(owned):
+        alone = costs[own.start].first if number else None  # what comes is not written over
+        changed = (*costs[: own.start], alone or costs[own.start], *costs[own.start + 1 :])
+        swept = SweptBackward(layers, height, width, item_bytes, changed, own=own)
+        strips = tuple(sweep(layers, edges, own))
+        peaks.append(_Partition(swept, strips, _links(swept, owned, number)).most_bytes())
+    return tuple(peaks)
+
+
+@dataclass(frozen=True)
+class _Links:
+    """How a partition is tied to the others.
+
+    Attributes:
+        behind: Partitions behind it.
+        come: How many partitions before it the one lies that makes a map, by the map's number.
+        goes: How many partitions behind it those lie that look at a map, by the map's number.
+    """
+
+    behind: int
+    come: Mapping[int, int]
+    goes: Mapping[int, Sequence[int]]
+
+
+def _links(swept: SweptBackward, owned: Sequence[range], number: int) -> _Links:
+    own = owned[number]
+    reads = [{map_ for layer in layers for map_ in swept.reads[layer]} for layers in owned]
+    made_by = [partition for partition, layers in enumerate(owned) for _ in layers]
+    come = {map_: number - made_by[map_ - 1] for map_ in reads[number] if 0 < map_ <= own.start}
+    goes = {
+        layer + 1: [
+            other - number for other in range(number + 1, len(owned)) if layer + 1 in reads[other]
+        ]
+        for layer in own
+    }
+    return _Links(len(owned) - 1 - number, come, goes)
+
+
+@dataclass
+class _Begun:
+    """A strip that waits for gradients.
+
+    Attributes:
+        again: Its graph.
+        come: Storages of the rows that came for it.
+        gradients: Those that came of rows that it made.
+        given: How far behind the partitions are that gave theirs.
+    """
+
+    again: Again
+    come: Sequence[int]
+    gradients: list[tuple[SweptRows, int]] = field(default_factory=list)
+    given: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Partition:
+    """A partition that is the slowest."""
+
+    swept: SweptBackward
+    strips: Sequence[Strip]
+    links: _Links
+
+    def most_bytes(self) -> int:
+        """Most bytes on its device."""
+        of_state = 0
+        swept, states, mail = self.swept, [], _Mail(self.swept, self.strips, self.links)
+        for number, strip in enumerate(self.strips):
+            states.append(swept.kept_state())
+            come = mail.take(number)
+            swept.pass_strip(strip, come)
+            swept.drop(*come.values())
+        swept.clear(*swept.maps)
+        swept.now += swept.weight_bytes
+        strips, behind = self.strips[::-1], self.links.behind
+        mail = _Mail(swept, strips, self.links)
+        begun, later = dict[int, _Begun](), list[int | None]()
+        for turn in range(len(strips) + behind):
+            if turn < len(strips):
+                come = mail.take(turn)
+                again = swept.again(strips[turn], states.pop(), come, keeps_logits=not behind)
+                begun[turn] = _Begun(again, tuple(come.values()))
+            self._take_gradients(begun, turn)
+            if turn >= behind:
+                ended = begun.pop(turn - behind)
+                leaves = ended.again.leaves
+                of_state = max(of_state, sum(swept.size(one.map_, one.rows) for one in leaves))
+                later = swept.back(ended.again, later, ended.gradients)
+                swept.drop(*ended.come)
+        return swept.most + of_state
+
+    def _take_gradients(self, begun: Mapping[int, _Begun], turn: int) -> None:
+        """Take the gradients that can have come once a strip was begun."""
+        for place in range(1, self.links.behind + 1):
+            # That partition has so many less behind it.
+            last = turn - (self.links.behind - place)
+            for number, strip in begun.items():
+                if place in strip.given or (number > last and turn < len(self.strips) - 1):
+                    continue
+                strip.given.add(place)
+                strip.gradients += [
+                    (rows, self.swept.make(self.swept.size(rows.map_, rows.rows)))
+                    for rows in strip.again.made
+                    if place in self.links.goes[rows.map_]
+                ]
+
+
+class _Mail:
+    """Rows that come from other partitions."""
+
+    def __init__(self, swept: SweptBackward, strips: Sequence[Strip], links: _Links) -> None:
+        self.swept, self.strips, self.come = swept, strips, links.come
+        self.waiting: list[dict[int, int]] = [{} for _ in strips]
+        self.arrived = dict.fromkeys(links.come, 0)  # strips of which rows of a map have come
+
+    def take(self, number: int) -> Mapping[int, int]:
+        """Storages of a strip's rows by map, while those of strips to come arrive."""
+        for map_, ahead in self.come.items():
+            stop = min(number + ahead + 1, len(self.strips))
+            for strip in range(self.arrived[map_], stop):
+                first, last = self.strips[strip].layers[map_ - 1].out
+                if first < last:
+                    self.waiting[strip][map_] = self.swept.make(self.swept.size(map_, last - first))
+            self.arrived[map_] = stop
+        return self.waiting[number]
