@@ -106,10 +106,11 @@ def _network(
     Raises:
         TilenetError: There is no such network, or it has other bands or classes.
     """
-    adopted = net if isinstance(net, Adopted) else None
-    if isinstance(net, nn.Module):
+    if isinstance(net, Adopted):
+        adopted = net
+    elif isinstance(net, nn.Module):
         adopted = adopt(net, bands or first_bands(net))
-    elif not isinstance(net, Adopted):
+    else:
         keys = NetworkKeys(**network_keys(net, {}))
         if keys.module is None:
             architecture = Architecture.of(keys, bands or 4, 2 if classes is None else classes, 0)
