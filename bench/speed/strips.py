@@ -175,7 +175,7 @@ def peaks(quick: bool) -> list[dict[str, Any]]:
     from tilenet.planning.memory.trained_sweeps import trained_bytes
 
     layers, network = built(3, 8)
-    size, strip_rows = (512, 128) if quick else (1024, 512), 64
+    size, strip_rows = (512, 128) if quick else (512, 256), 64
     step = step_by_strips(layers, network, size, (len(layers),), strip_rows)
     with LiveBytes() as live:
         step()
@@ -232,7 +232,7 @@ def seconds(quick: bool) -> list[dict[str, Any]]:
     from tilenet.geometry.halo import context_of
     from tilenet.planning.balance import likely_balance
 
-    side, times = (256, 1) if quick else (1024, 5)
+    side, times = (256, 1) if quick else (512, 3)
     rows = []
     for partitions in (2, 3):
         layers, network = built(3, 8)
@@ -270,7 +270,7 @@ def states_on_rank(base: int, times: int) -> dict[str, Any]:
     found: dict[str, Any] = {"ranks": comm.size}
     for way in ("shared", "unshared"):
         step, kept, weights = step_of_states(comm, base, shares_out=way == "shared")
-        took = timed(lambda step=step: (comm.Barrier(), step()), times)  # type: ignore[misc]
+        took = timed(step, times)
         sharers = comm.size if way == "shared" else 1
         found[way] = {
             "bytes": max(comm.allgather(kept())),
@@ -301,6 +301,7 @@ def step_of_states(
     image = torch.randn(1, 3, 128, 128)
 
     def step() -> None:
+        comm.Barrier()
         gradients.zero()
         gradients.arm()
         network(image.clone()).square().mean().backward()
@@ -341,7 +342,7 @@ def bench(quick: bool) -> Found:
         case = f"{row['partitions']} partitions on 2 cores"
         claims.append(at_most(f"{case}: a step by strips over one by GPipe's tiles", ratio, 1.0))
     ranks = (1, 2) if quick else (1, 2, 3, 4)
-    states = [on_ranks(n, states_on_rank, 8 if quick else 32, 1 if quick else 5) for n in ranks]
+    states = [on_ranks(n, states_on_rank, 8 if quick else 16, 1 if quick else 3) for n in ranks]
     for row in states:
         case, shared = f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}", row["shared"]
         over_planned = shared["bytes"] / shared["planned_bytes"]
