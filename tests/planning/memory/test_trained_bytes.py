@@ -79,7 +79,9 @@ def test_bytes_of_a_step(name: str, most_cells: int, strip_rows: int) -> None:
         origin = Origin((0,), cut(*SIZE, Cut(grid=(1, 1)), rule), (0,))
         pipe(image, origin, loss).backward()  # type: ignore[no-untyped-call]
     predicted = trained_bytes(layers, *SIZE, strip_rows, 4, most_cells)
-    assert abs(predicted / live.peak - 1) <= 0.05
+    # What layers take of the whole image, some values a channel, does not count.
+    least = -0.015 if name in (*AVERAGED, "channels") else 0
+    assert least <= predicted / live.peak - 1 <= 0.05
 
 
 def test_where_not_all_maps_fit_some_are_kept() -> None:

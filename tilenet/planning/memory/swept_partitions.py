@@ -30,9 +30,7 @@ def partition_peaks(
 ) -> tuple[int, ...]:
     """Most bytes of tensors that live on each partition's device while a part is swept.
 
-    What is counted is as for `trained_bytes`, and what waits for the partition. The gradients of a
-    state count once more than they are walked through, since autograd may make them before it lets
-    go of what is freed here: so it is never less than what lives.
+    What is counted is as for `trained_bytes`, and what waits for the partition.
 
     Args:
         height: Rows of the part.
@@ -109,7 +107,6 @@ class _Partition:
 
     def most_bytes(self) -> int:
         """Most bytes on its device."""
-        of_state = 0
         swept, states, mail = self.swept, [], _Mail(self.swept, self.strips, self.links)
         for number, strip in enumerate(self.strips):
             states.append(swept.kept_state())
@@ -129,11 +126,9 @@ class _Partition:
             self._take_gradients(begun, turn)
             if turn >= behind:
                 ended = begun.pop(turn - behind)
-                leaves = ended.again.leaves
-                of_state = max(of_state, sum(swept.size(one.map_, one.rows) for one in leaves))
                 later = swept.back(ended.again, later, ended.gradients)
                 swept.drop(*ended.come)
-        return swept.most + of_state
+        return swept.peak_bytes
 
     def _take_gradients(self, begun: Mapping[int, _Begun], turn: int) -> None:
         """Take the gradients that can have come once a strip was begun."""

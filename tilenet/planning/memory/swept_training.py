@@ -131,7 +131,7 @@ class SweptBackward:
         self.maps: list[list[SweptRows]] = [[] for _ in self.shapes]
         self.sizes: list[int] = []  # of storages that were ever made
         self.uses: Counter[int] = Counter()
-        self.now = self.most = 0
+        self.now = self.most = self.of_state = 0
         self.tape: list[_Node] | None = None  # None: nothing is kept for backward
         self.state_bytes = 0  # once it was swept forward
 
@@ -151,7 +151,16 @@ class SweptBackward:
         later: list[int | None] = []
         for strip, state in zip(reversed(strips), reversed(states), strict=True):
             later = self.back(self.again(strip, state, keeps_logits=keeps_logits), later)
-        return self.most
+        return self.peak_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes so far.
+
+        The gradients of a state count once more, since autograd may make them before it lets go of
+        those of the state after it: so it is never less than what lives.
+        """
+        return self.most + self.of_state
 
     def kept_state(self) -> list[list[SweptRows]]:
         """The rows that are kept now, which live until they are handed to `back`."""
@@ -368,6 +377,8 @@ class SweptBackward:
         self.drop(*(one for _, one in [*gradients, *(come or [])] if one is not None))
         self.drop(*(piece.gradient for piece in strip.come if piece.gradient is not None))
         self.drop(*(piece.storage for piece in chain(*strip.state)))
+        size = sum(self.size(piece.map_, piece.rows) for piece in strip.leaves)
+        self.of_state = max(self.of_state, size)
         return [piece.gradient for piece in strip.leaves]
 
     def _add(self, piece: SweptRows, gradient: int) -> None:
