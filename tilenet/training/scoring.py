@@ -41,12 +41,13 @@ __all__ = ["Validated", "ValidatedNumbers", "Validation"]
 
 @dataclass(frozen=True)
 class Validated:
-    """What a validation found; the same on all ranks.
+    """Scores of a validation; the same on all ranks, but for `seconds`.
 
     Attributes:
         loss: Cross-entropy Σ w·ℓ / Σ w over the pixels that count, w the class weights of training.
-        matrix: Their number by label and class in the map, pixels without data in a last column.
-        seconds: On this rank.
+        matrix: Number of labelled pixels by label and class in the map; the last column counts
+            pixels without data.
+        seconds: Duration on this rank.
     """
 
     loss: float
@@ -55,22 +56,22 @@ class Validated:
 
     @cached_property
     def scores(self) -> dict[str, Any]:
-        """Those of `tilenet evaluate`."""
+        """The scores of `tilenet evaluate`, by name."""
         return scores(self.matrix)
 
     def score(self, name: str) -> float:
-        """The one that the run file names."""
+        """The score with that name, or the loss."""
         return self.loss if name == "loss" else float(self.scores[name])
 
 
 @dataclass(frozen=True)
 class ValidatedNumbers:
-    """What a validation of a regression found; the same on all ranks.
+    """Scores of a validation of a regression; the same on all ranks, but for `seconds`.
 
     Attributes:
-        loss: The run's, over the pixels that count.
-        scores: Those of `tilenet evaluate`.
-        seconds: On this rank.
+        loss: The run's loss over the pixels that count.
+        scores: The scores of `tilenet evaluate`, by name.
+        seconds: Duration on this rank.
     """
 
     loss: float
@@ -78,7 +79,7 @@ class ValidatedNumbers:
     seconds: float
 
     def score(self, name: str) -> float:
-        """The one that the run file names; NaN: it is not defined."""
+        """The score with that name, or the loss; NaN: it is not defined."""
         value = self.loss if name == "loss" else self.scores[name]
         return nan if value is None else float(value)
 
@@ -87,13 +88,13 @@ class Validation:
     """Validations of a run. Collective to make and to run.
 
     Args:
-        network: That of training; its layers stay on their devices, so that no parameter moves.
-            What training will yet take of its first device is left free.
-        images: What is held out.
-        loss: That of training.
-        batch_size: Tiles that are computed at once.
-        control: Ranks of the run. The watchdog is armed for each block of images that are looked
-            at, and each round of tiles; requests to stop are heard while images are looked at.
+        network: The network in training; its layers stay on their devices, so no parameter moves.
+            Memory that training will still need on its first device is left free.
+        images: Held-out images and blocks.
+        loss: The loss of training.
+        batch_size: Number of tiles that are computed at once.
+        control: Ranks of the run. The watchdog is armed for each surveyed block and each round of
+            tiles; requests to stop are checked during the survey.
 
     Raises:
         AgreedError: An image cannot be mapped, or labels do not fit the classes.
@@ -115,9 +116,9 @@ class Validation:
         record, devices, comm = self.record, self.devices, self.comm
         self.dtype = parameter_dtype(record.precision)
         context = record.context()
-        if whole := [one for one in images if one.windows is None]:
+        if whole := [part for part in images if part.windows is None]:
             # What is wrong with them is found before the first step, not after an epoch.
-            files = [one.image for one in whole], [one.labels for one in whole]
+            files = [part.image for part in whole], [part.labels for part in whole]
             number = len(record.classes)
             survey(*files, number, None, comm, watchdog=self.watchdog, requests=control.stop)
         rule = halo_rule("exact", context, record.layers, record.epsilon_px)
@@ -125,7 +126,7 @@ class Validation:
             decide_map(
                 MapQuestion(
                     record.layers,
-                    one.image.size,
+                    part.image.size,
                     rule,
                     item_bytes=self.dtype.itemsize,
                     at_once=batch_size,
@@ -134,14 +135,14 @@ class Validation:
                 devices[0],
                 comm,
                 # Of blocks that are held out, tiles compute no more than is scored.
-                sweeps=len(devices) == 1 and one.windows is None,
+                sweeps=len(devices) == 1 and part.windows is None,
                 later_bytes=network.later_bytes,
             )
-            for one in images
+            for part in images
         ]
 
     def score(self, network: Network) -> Validated | ValidatedNumbers:
-        """Score a network of the run's layers, in whatever way they reach over ranks.
+        """Score a network of the run's layers, whether or not they exchange halos.
 
         Raises:
             AgreedError: A file cannot be read any more, or no pixel counts.
@@ -149,13 +150,13 @@ class Validation:
         self.watchdog.arm("the validation", SLOW)
         began = time.perf_counter()
         plain = network_to_score(self.record.layers, network)
-        given = self.loss.class_weights or (1.0,) * self.loss.num_classes
-        weights = torch.tensor(given, dtype=self.dtype, device=self.devices[-1])
+        class_weights = self.loss.class_weights or (1.0,) * self.loss.num_classes
+        weights = torch.tensor(class_weights, dtype=self.dtype, device=self.devices[-1])
         sinks: list[ScoringSink] = []
-        for one, plan in zip(self.images, self.plans, strict=True):
+        for image, plan in zip(self.images, self.plans, strict=True):
             if plan.method in ("tiles", "windows"):
                 continue
-            job, sink = self._job(one, plan, plain, weights)
+            job, sink = self._job(image, plan, plain, weights)
             fixed = job.fix_statistics(self.comm)
             with agreed(self.comm):  # ranks count by themselves, from the first piece on
                 job.map(fixed, self.comm, sink)
@@ -163,25 +164,29 @@ class Validation:
             sinks.append(sink)
         first_rank = 0
         with agreed(self.comm):  # nothing is sent, so that ranks share many small images too
-            for one, plan in zip(self.images, self.plans, strict=True):
+            for image, plan in zip(self.images, self.plans, strict=True):
                 if plan.method in ("tiles", "windows"):
-                    job, sink = self._job(one, plan, plain, weights)
+                    job, sink = self._job(image, plan, plain, weights)
                     job.map((plain,), self.comm, sink, first_rank=first_rank)
                     sinks.append(sink)
                     first_rank = (first_rank + len(job.wanted(self.comm, sink))) % self.comm.size
             self._wait_for_others()
-        losses = list(chain(*self.comm.allgather([x for sink in sinks for x in sink.losses])))
-        # Exact, and so in any order: the ranks' number does not show.
+        losses = list(
+            chain(*self.comm.allgather([value for sink in sinks for value in sink.losses]))
+        )
+        # An exact sum does not depend on the order, and so not on the number of ranks.
         loss = fsum(losses) if np.isfinite(losses).all() else nan
         numbers = [sink for sink in sinks if isinstance(sink, NumbersSink)]
         counts = [sink.matrix for sink in sinks if isinstance(sink, CountingSink)]
         if self.record.task == "regression":
-            pieces = chain(*self.comm.allgather([x for sink in numbers for x in sink.pieces]))
+            pieces = chain(
+                *self.comm.allgather([value for sink in numbers for value in sink.pieces])
+            )
             unmapped: int = self.comm.allreduce(sum(sink.unmapped for sink in numbers))
-            found = number_scores(list(pieces), unmapped)
-            self._check_some(found["num_pixels"])
+            values = number_scores(list(pieces), unmapped)
+            self._check_some(values["num_pixels"])
             seconds = time.perf_counter() - began
-            return ValidatedNumbers(loss / found["num_pixels"], found, seconds)
+            return ValidatedNumbers(loss / values["num_pixels"], values, seconds)
         count = self.loss.num_classes
         matrix = sum(counts, np.zeros((count, count + 1), np.int64))
         self.comm.Allreduce(np.copy(matrix), matrix)
@@ -199,20 +204,20 @@ class Validation:
             )
 
     def _job(
-        self, one: ValidationImage, plan: MapPlan, network: Network, weights: Tensor
+        self, image: ValidationImage, plan: MapPlan, network: Network, weights: Tensor
     ) -> tuple[MapJob, ScoringSink]:
-        """The map of an image, and what scores its pixels."""
+        """The map of an image, and the sink that scores its pixels."""
         numbers = self.record.task == "regression"
         mapper = Mapper(
-            "values" if numbers else "classes", self.record, one.image, plan.tiling, self.dtype
+            "values" if numbers else "classes", self.record, image.image, plan.tiling, self.dtype
         )
         placement = Placement(self.balance, self.devices, self.record.precision)
         job = MapJob(plan, mapper, network, placement, self.watchdog, self.batch_size)
         if numbers:
-            return job, NumbersSink(one, self.loss, self.comm.rank)
-        return job, CountingSink(mapper, one, weights, self.comm.rank)
+            return job, NumbersSink(image, self.loss, self.comm.rank)
+        return job, CountingSink(mapper, image, weights, self.comm.rank)
 
     def _wait_for_others(self) -> None:
-        """Have the watchdog know that a rank may be ahead of the slowest by all of its tiles."""
+        """Arm the watchdog for a rank that is ahead of the slowest by all of its tiles."""
         tiles = sum(len(plan.tiling.tiles) for plan in self.plans)
         self.watchdog.arm("the sum of a validation", SLOW + tiles / self.comm.size)

@@ -45,21 +45,21 @@ class RunPlan:
     """How a run is laid out.
 
     Attributes:
-        record: The network; its statistics are filled in once the images were looked at.
-        rule: How tiles read.
+        record: The network; its statistics are filled in after the survey of the images.
+        rule: Halo and alignment of the tiles.
         mesh: Layout of the ranks.
-        asked: Tiles of an image.
+        asked: Grid or size of the tiles of an image, as requested.
         balance: Layers per partition.
         micro_batches: Most tiles of a rank in the pipeline at once.
-        checkpointing: Which of them are computed again in backward.
-        merged: Micro-batches of crops that are computed as one, see `stacking`.
-        crop_px: Side of the crops of which a step consists; None: whole images.
-        uncut: Tiles before they were cut into sub-tiles, one per micro-batch; None: they were not.
-        cell_px: Side of the grid cells of which the survey keeps what is labelled there.
-        adopted: The network, where it is somebody's module.
-        note: What is said of its weights.
+        checkpointing: Which micro-batches are computed again in backward.
+        merged: Number of micro-batches of crops that are computed as one, see `stacking`.
+        crop_px: Side of the crops of a step; None: a step has whole images.
+        uncut: Tiles before they were cut into sub-tiles, one per micro-batch; None: not cut.
+        cell_px: Side of the grid cells for which the survey keeps the classes labelled there.
+        adopted: The adopted user module; None: a U-Net of tilenet.
+        note: A sentence on the module's loaded weights.
         swept: Whether tiles are swept.
-        strip_rows: Rows of their strips; None: those that take the least memory.
+        strip_rows: Rows of a strip; None: the number that takes the least memory.
     """
 
     record: NetworkRecord
@@ -89,7 +89,7 @@ class RunPlan:
 
     @property
     def needs_all_tiles(self) -> bool:
-        """Whether some layer takes something of the other tiles of an image."""
+        """Whether some layer needs data of the other tiles of an image."""
         return self.rule.exchanged or needs_all_tiles(self.record.layers, self.halo_mode)
 
     def named(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -115,19 +115,19 @@ def plan_run(
 
     Args:
         shapes: Bands and size of each image, at the resolution at which it is read.
-        architecture: The network that ranks share; None: it is made here.
+        architecture: The network that all ranks share; None: it is made here.
 
     Raises:
         TilenetError: A rule is broken.
     """
     _check_bands(run.image_paths, shapes)
     bands, classes = len(shapes[0][0]), len(run.class_names)
-    kind = run.network, bands, classes, run.seed
-    found = architecture or Architecture.of(*kind, window_px=run.window_px)
+    request = run.network, bands, classes, run.seed
+    network = architecture or Architecture.of(*request, window_px=run.window_px)
     sizes = tiled_sizes([size for _, size in shapes], run.crop_px, rotations=run.augment.rotations)
     if run.plan is not None:
-        _check_plan(run.plan, found, sizes, rotations=run.augment.rotations)
-    record = _record(run, found, shapes[0][0])
+        _check_plan(run.plan, network, sizes, rotations=run.augment.rotations)
+    record = _record(run, network, shapes[0][0])
     num_samples = run.batch_size if run.crop_px else min(run.batch_size, len(shapes))
     _check_window_sizes(run, shapes)
     mesh = choose_mesh(num_ranks, num_samples, run.mesh.replicas, *_ranks_of_an_image(run))
@@ -140,18 +140,18 @@ def plan_run(
         micro_batches=run.micro_batches,
         checkpointing=run.checkpointing,
         crop_px=run.crop_px,
-        adopted=found.adopted,
-        note=found.note,
+        adopted=network.adopted,
+        note=network.note,
         swept=run.halo_mode == "sweep",
     )
-    # The last step of an epoch of whole images has what is left.
+    # The last step of an epoch of whole images has the remaining ones.
     left = 0 if run.crop_px else len(shapes) % num_samples
     per_step = [num_samples, left] if left else [num_samples]
     _check_exact(plan, per_step, sizes, rotations=run.augment.rotations)
     _check_devices(run, plan)
 
     def busy(size: tuple[int, int]) -> tuple[int, int]:
-        # Of a long image a rank may have more tiles than of the largest.
+        # A rank may have more tiles of a long image than of the largest one.
         return _micro_batches(plan, num_samples, size), size[0] * size[1]
 
     plan = _with_tiles_for_micro_batches(plan, num_samples, max(sizes, key=busy))
@@ -167,7 +167,7 @@ def plan_run(
 
 
 def _ranks_of_an_image(run: RunFile) -> tuple[int | None, int | None]:
-    """Rows and columns of ranks that were asked for, or that the mode takes."""
+    """Rows and columns of ranks that the run file or the halo mode sets; None: free."""
     if run.halo_mode == "windows":
         return 1, 1
     rows, columns = run.mesh.rows, run.mesh.columns
@@ -177,7 +177,7 @@ def _ranks_of_an_image(run: RunFile) -> tuple[int | None, int | None]:
 
 
 def _balance(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> tuple[int, ...]:
-    """Layers per partition: those that were asked for, or the fastest for the largest tile."""
+    """Layers per partition: as the run file says, or the fastest for the largest tile."""
     layers, read = plan.record.layers, plan.tiling(*size).tiles[0].read
     size, together = (
         (read.height, read.width),
@@ -190,17 +190,19 @@ def _balance(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> tuple[int, .
 
 def _check_bands(paths: Sequence[str], shapes: Sequence[Shape]) -> None:
     bands = shapes[0][0]
-    for path, (others, _) in zip(paths, shapes, strict=True):
-        if len(others) != len(bands):
+    for path, (own, _) in zip(paths, shapes, strict=True):
+        if len(own) != len(bands):
             raise TilenetError(
                 f"all images need the same number of bands ({paths[0]}: {len(bands)}, "
-                f"{path}: {len(others)}); choose some with bands"
+                f"{path}: {len(own)}); choose some with bands"
             )
 
 
 def _check_window_sizes(run: RunFile, shapes: Sequence[Shape]) -> None:
     side = run.window_px or 0
-    small = [p for p, (_, s) in zip(run.image_paths, shapes, strict=True) if min(s) < side]
+    small = [
+        path for path, (_, size) in zip(run.image_paths, shapes, strict=True) if min(size) < side
+    ]
     if small:
         raise TilenetError(
             f"an image is at least as large as a window (halo_mode: windows, crop_px: "
@@ -208,10 +210,10 @@ def _check_window_sizes(run: RunFile, shapes: Sequence[Shape]) -> None:
         )
 
 
-def _record(run: RunFile, found: Architecture, bands: tuple[int, ...]) -> NetworkRecord:
+def _record(run: RunFile, network: Architecture, bands: tuple[int, ...]) -> NetworkRecord:
     """The network, with statistics that standardise nothing yet."""
     return NetworkRecord(
-        layers=found.layers,
+        layers=network.layers,
         bands=bands,
         classes=run.class_names,
         ignore_index=run.ignore_index,
@@ -220,9 +222,9 @@ def _record(run: RunFile, found: Architecture, bands: tuple[int, ...]) -> Networ
         resolution=run.resolution,
         nodata=run.nodata,
         precision=run.precision,
-        epsilon_px=found.epsilon_px,
+        epsilon_px=network.epsilon_px,
         band_names=run.band_names,
-        names=None if found.adopted is None else found.adopted.names,
+        names=None if network.adopted is None else network.adopted.names,
         task=run.task,
         unit=run.unit,
     )
@@ -265,10 +267,10 @@ def _check_devices(run: RunFile, plan: RunPlan) -> None:
 
 
 def _check_swept(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
-    """Refuse what is not swept in training.
+    """Refuse keys and networks that a sweep in training does not support.
 
     Raises:
-        TilenetError: With the first of it.
+        TilenetError: On the first of them.
     """
     alone = {
         "checkpointing": (run.checkpointing, "never"),
@@ -314,7 +316,7 @@ def _rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
     """
     context, halo = record.context(), run.halo
     if run.halo_mode == "windows":
-        # What a crop at an image's edge lacks of a window is reflected.
+        # A crop at an image's edge is reflected up to the size of a window.
         return HaloRule(0, run.window_px or 0, exact=False)
     if run.halo_mode == "sweep":
         _check_swept(run, record, mesh)
@@ -339,23 +341,23 @@ def _rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
 def tiled_sizes(
     whole: Sequence[tuple[int, int]], crop_px: int | None, *, rotations: bool
 ) -> list[tuple[int, int]]:
-    """Sizes of the images or crops that are tiled, turned ones too."""
+    """Sizes of the images or crops that are tiled, and of turned ones."""
     crop = crop_px or max(map(max, whole))
     sizes = [(min(crop, height), min(crop, width)) for height, width in whole]
     return sizes + [size[::-1] for size in sizes if rotations and size[0] != size[1]]
 
 
 def _check_plan(
-    path: str, found: Architecture, sizes: Sequence[tuple[int, int]], *, rotations: bool
+    path: str, network: Architecture, sizes: Sequence[tuple[int, int]], *, rotations: bool
 ) -> None:
     """Refuse a plan of another network, or of smaller images (or crops)."""
     planned = read_plan(Path(path))
-    unlike = _unlike(planned.options, found)
+    unlike = _unlike(planned.options, network)
     if unlike:
-        what, theirs, ours = unlike
+        key, planned_value, run_value = unlike
         raise TilenetError(
-            f"a plan must be of the network that is trained ({what} in {path}: {theirs}, in the "
-            f"run: {ours}); plan this network, or change the run"
+            f"a plan must be of the network that is trained ({key} in {path}: {planned_value}, "
+            f"in the run: {run_value}); plan this network, or change the run"
         )
     for size in sizes:
         if size[0] > planned.image[0] or size[1] > planned.image[1]:
@@ -368,18 +370,23 @@ def _check_plan(
             )
 
 
-def _unlike(planned: UNetOptions | OwnNetwork, found: Architecture) -> tuple[str, Any, Any] | None:
-    """In what the network that was planned differs from the run's, and what each has there."""
-    options = found.options
+def _unlike(
+    planned: UNetOptions | OwnNetwork, network: Architecture
+) -> tuple[str, Any, Any] | None:
+    """The first difference between the planned network and the run's: its name and both values."""
+    options = network.options
     if isinstance(planned, UNetOptions) and options is not None:
         pairs = [
-            (f.name, getattr(planned, f.name), getattr(options, f.name)) for f in fields(options)
+            (option.name, getattr(planned, option.name), getattr(options, option.name))
+            for option in fields(options)
         ]
     elif isinstance(planned, OwnNetwork) and options is None:
-        pairs = [("layers", len(planned.layers), len(found.layers))]
+        pairs = [("layers", len(planned.layers), len(network.layers))]
         pairs += [
-            (f"layer {number}", theirs, ours)
-            for number, (theirs, ours) in enumerate(zip(planned.layers, found.layers, strict=False))
+            (f"layer {number}", planned_layer, layer)
+            for number, (planned_layer, layer) in enumerate(
+                zip(planned.layers, network.layers, strict=False)
+            )
         ]
     else:
         kinds = "a module", "a U-Net of tilenet's own"
@@ -415,41 +422,41 @@ def _with_tiles_for_micro_batches(
         TilenetError: They would become smaller than the alignment, or a norm forbids them.
     """
     grid = plan.tiling(*size).grid
-    mesh, wanted = plan.mesh, plan.micro_batches
+    mesh, needed = plan.mesh, plan.micro_batches
     images = -(-num_samples // mesh.replicas)
-    taken = whole_image(plan.record.layers)
-    whole = taken is not None or plan.rule.exchanged
+    norm = whole_image(plan.record.layers)
+    whole = norm is not None or plan.rule.exchanged
     have = _micro_batches(plan, num_samples, size)
-    if have >= wanted:
+    if have >= needed:
         return plan
     if plan.halo_mode == "windows":
         raise TilenetError(
-            f"windows are not cut (micro_batches: {wanted}, windows of a rank: {have}); set "
+            f"windows are not cut (micro_batches: {needed}, windows of a rank: {have}); set "
             f"micro_batches: {have}, or a larger batch_size"
         )
     unit = plan.rule.alignment_px
     most = -(-size[0] // unit), -(-size[1] // unit)
     finer = [
         replace(plan, asked=Cut(grid=(grid[0] * a, grid[1] * b)), uncut=plan.asked)
-        for a in range(1, min(2 * wanted, most[0] // grid[0]) + 1)
-        for b in range(1, min(2 * wanted // a, most[1] // grid[1]) + 1)
-        if images * most_tiles(mesh, (grid[0] * a, grid[1] * b)) >= wanted and not whole
+        for a in range(1, min(2 * needed, most[0] // grid[0]) + 1)
+        for b in range(1, min(2 * needed // a, most[1] // grid[1]) + 1)
+        if images * most_tiles(mesh, (grid[0] * a, grid[1] * b)) >= needed and not whole
     ]
     if whole:
-        why = "all tiles of a step" if taken == "batch norm" else "the tiles of an image"
+        why = "all tiles of a step" if norm == "batch norm" else "the tiles of an image"
         raise TilenetError(
-            f"micro-batches wait for one another, and {why} cannot (micro_batches: {wanted}, "
-            f"over whole images: {taken or 'nothing'}, halo_mode: "
+            f"micro-batches wait for one another, and {why} cannot (micro_batches: {needed}, "
+            f"over whole images: {norm or 'nothing'}, halo_mode: "
             f"{'exchange' if plan.rule.exchanged else 'overlap'}, images of a replica: {images}); "
-            f"set micro_batches: {have}" + ", or a larger batch_size" * (taken != "batch norm")
+            f"set micro_batches: {have}" + ", or a larger batch_size" * (norm != "batch norm")
         )
     if not finer:
         raise TilenetError(
-            f"a rank needs at least as many tiles as micro-batches (micro_batches: {wanted}, tiles "
+            f"a rank needs at least as many tiles as micro-batches (micro_batches: {needed}, tiles "
             f"of a rank: {have}), and these cannot be cut further; set micro_batches: {have}, or a "
             "larger batch_size"
         )
-    return min(finer, key=lambda one: one.tiling(*size).work_ratio)
+    return min(finer, key=lambda cut_finer: cut_finer.tiling(*size).work_ratio)
 
 
 def _check_tiles(
@@ -469,9 +476,11 @@ def _check_tiles(
     if plan.rule.exchanged:
         check_shares(layers, tiling.rows, "rows")
         check_shares(layers, tiling.cols, "columns")
-    # What a norm takes its statistics of
-    of = (height, width) if whole_image(layers) is None else tiling.extended
-    check_cells(layers, replace(tiling.tiles[0].read, height=of[0], width=of[1]), min(per_step))
+    # The cells over which a norm takes its statistics
+    cells = (height, width) if whole_image(layers) is None else tiling.extended
+    check_cells(
+        layers, replace(tiling.tiles[0].read, height=cells[0], width=cells[1]), min(per_step)
+    )
     if plan.swept:
         strip = plan_sweeps(layers, height, width, 4).edges[1]
         height = strip * (1 + bool(averaged_sweeps(layers)))  # higher where maps are kept

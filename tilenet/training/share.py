@@ -30,17 +30,17 @@ def share_architecture(
     classes: int,
     seed: int,
     control: RankControl,
-    given: nn.Module | None = None,
+    module: nn.Module | None = None,
     window_px: int | None = None,
 ) -> Architecture:
     """The network that a run file names, the same on all ranks; rank 0 has the module. Collective.
 
     Args:
-        given: The module itself, where a program made it; that of rank 0 counts.
-        window_px: As of `Architecture.of`; then all ranks have the module, with rank 0's weights.
+        module: The module, if a program made it; rank 0's is used.
+        window_px: See `Architecture.of`; if set, all ranks have the module, with rank 0's weights.
 
     Raises:
-        AgreedError: It cannot be made, or is for other bands or classes.
+        AgreedError: The network cannot be made, or is for other bands or classes.
         StopAgreed: A rank was asked to stop.
     """
     comm = control.comm
@@ -48,13 +48,13 @@ def share_architecture(
         with agreed(comm):
             return Architecture.of(keys, bands, classes, seed)
     control.watchdog.arm("the adoption of the module", SLOW)
-    made: Architecture | None = None
+    own: Architecture | None = None
     with together(comm, control.stop):  # ranks that wait leave the cores to rank 0
         if comm.rank == 0 or window_px is not None:
-            made = Architecture.of(keys, bands, classes, seed, given, window_px)
-    adopted = share_adopted(made.adopted if made is not None and comm.rank == 0 else None, comm)
-    note = comm.bcast("" if made is None else made.note)
-    module = None if made is None else made.module
+            own = Architecture.of(keys, bands, classes, seed, module, window_px)
+    adopted = share_adopted(own.adopted if own is not None and comm.rank == 0 else None, comm)
+    note = comm.bcast("" if own is None else own.note)
+    module = None if own is None else own.module
     return Architecture(adopted.layers, adopted=adopted, note=note, module=module)
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["most_together", "stack_crops"]
 
-ENOUGH_PX = 1 << 21  # in a batch: a GPU is busy with them
-ROOM = 0.75  # of what is free, for maps, weights and states; the rest for workspaces
+ENOUGH_PX = 1 << 21  # pixels of a batch that keep a GPU busy
+ROOM = 0.75  # share of free memory for maps, weights and states; the rest is for workspaces
 
 
 def stack_crops(
@@ -40,10 +40,10 @@ def stack_crops(
     """The plan with as many micro-batches in one as pay and fit. Collective.
 
     Args:
-        plan: As it is without.
-        crops: Of a step.
-        sizes: Of the images.
-        devices: Of this rank.
+        plan: The plan, in which each micro-batch is computed by itself.
+        crops: Number of crops of a step.
+        sizes: Heights and widths of the images.
+        devices: Devices of this rank.
     """
     # Ranks that wait for one another need the same micro-batches.
     limit = min(comm.allgather(_limit_bytes(devices)))
@@ -63,14 +63,15 @@ def most_together(
 
     Args:
         optimizer: See `partition_bytes`, and `sharers` for `ranks`.
-        limit: Bytes that a device has for a step; 0: it computes them one after another.
+        limit: Bytes that a device has for a step; 0: micro-batches are not stacked.
     """
     side, layers = plan.crop_px, plan.record.layers
     if not limit or side is None or min(map(min, sizes)) < side or len(plan.balance) > 1:
         return 1
-    # Batch norm takes its statistics of what it gets at once: of a step already, or of a tile.
+    # Batch norm takes its statistics over a batch: a larger one would change them.
     batch_norm = any(
-        isinstance(one, Norm) and one.norm == "batch" and one.scope != "frozen" for one in layers
+        isinstance(layer, Norm) and layer.norm == "batch" and layer.scope != "frozen"
+        for layer in layers
     )
     if plan.swept or plan.record.opaque is not None or batch_norm:
         return 1

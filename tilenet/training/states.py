@@ -1,6 +1,6 @@
-"""What an optimizer keeps of each parameter; in checkpoints it is whole, whichever ranks hold it.
+"""States of an optimizer, whole in checkpoints, also where ranks share them out.
 
-It is checked before a run continues with it.
+They are checked before a run continues with them.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ __all__ = [
 def sharers_of(
     optimizer: OptimizerKeys, record: NetworkRecord, ranks: int, filled: Network | None = None
 ) -> int:
-    """Ranks that share out what the optimizer keeps; 1: each keeps all of it.
+    """Number of ranks that share out the optimizer's states; 1: each keeps all of them.
 
     Args:
-        record: Of the network.
-        ranks: Ranks of the run.
+        record: Record of the network.
+        ranks: Number of ranks of the run.
         filled: The network; None: its layers say how many weights it has.
     """
     if filled is None:
@@ -46,7 +46,7 @@ def sharers_of(
 
 
 def average_of(network: Network, optimizer: OptimizerKeys) -> WeightAverage | None:
-    """The average of a network's weights, where they are now; None: none is asked for."""
+    """The average of a network's weights, on their devices; None: the run has no average."""
     return None if optimizer.ema is None else WeightAverage(network, optimizer.ema)
 
 
@@ -57,21 +57,21 @@ SGD = frozenset({"momentum_buffer"})
 def check_state(
     name: str,
     parameter: Tensor,
-    kept: dict[str, Tensor],
+    state: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
     source: str,
 ) -> None:
     """Refuse tensors that the optimizer does not keep, or that do not fit the parameter.
 
     Raises:
-        TilenetError: With the first of them.
+        TilenetError: On the first of them.
     """
-    known = {torch.optim.AdamW: ADAMW, torch.optim.Adam: ADAMW, torch.optim.SGD: SGD}
-    known |= {eager.AdamW: ADAMW, eager.SGD: SGD}
-    wanted = known.get(type(optimizer), frozenset(kept))
-    wrong = sorted(wanted ^ set(kept)) or [
+    keys_of = {torch.optim.AdamW: ADAMW, torch.optim.Adam: ADAMW, torch.optim.SGD: SGD}
+    keys_of |= {eager.AdamW: ADAMW, eager.SGD: SGD}
+    expected = keys_of.get(type(optimizer), frozenset(state))
+    wrong = sorted(expected ^ set(state)) or [
         key
-        for key, value in sorted(kept.items())
+        for key, value in sorted(state.items())
         if not value.is_floating_point()
         or (value.numel() != 1 if key == "step" else value.shape != parameter.shape)
         or not value.double().isfinite().all()
@@ -87,13 +87,15 @@ def check_state(
 def optimizer_tensors(
     network: Network, optimizer: torch.optim.Optimizer, shares: Shares | None = None
 ) -> dict[str, Tensor]:
-    """What an optimizer keeps of each parameter, by the parameter's name and its own.
+    """An optimizer's states, by the parameter's name and the state's name.
 
     Args:
         shares: How states are shared out over ranks: they travel part by part to rank 0, which
             alone holds all, as copies; empty on the others. Collective then.
     """
-    names: dict[torch.Tensor, str] = {p: name for name, p in network.named_parameters()}
+    names: dict[torch.Tensor, str] = {
+        parameter: name for name, parameter in network.named_parameters()
+    }
     if shares is not None:
         return {
             f"{names[shares.parameters[number]]}.{key}": value
@@ -108,10 +110,10 @@ def optimizer_tensors(
 
 
 def _gather(optimizer: torch.optim.Optimizer, shares: Shares) -> dict[tuple[int, str], Tensor]:
-    """What is kept of each of the shares' parameters, on rank 0."""
+    """States by number of the parameter and name of the state, whole, on rank 0. Collective."""
     comm, tensors = shares.comm, dict[tuple[int, str], Tensor]()
     states = [optimizer.state[own] for own in shares.own]
-    kept = {
+    own_keys = {
         (part.parameter, key)
         for part, state in zip(shares.parts(comm.rank), states, strict=False)
         for key, value in state.items()
@@ -119,22 +121,22 @@ def _gather(optimizer: torch.optim.Optimizer, shares: Shares) -> dict[tuple[int,
     }
     # Of a parameter that was not updated yet there are none.
     keys = dict[int, list[str]]()
-    for number, key in sorted(set().union(*comm.allgather(kept))):
+    for number, key in sorted(set().union(*comm.allgather(own_keys))):
         keys.setdefault(number, []).append(key)
         if comm.rank == 0:
             tensors[number, key] = _make_like(shares.parameters[number], key)
     for rank in range(comm.size):
         for index, part in enumerate(shares.parts(rank)):
             for key in keys.get(part.parameter, []):
-                mine = states[index][key].cpu() if rank == comm.rank else None
-                if comm.rank > 0 and mine is not None:
-                    comm.Send(mine.numpy(), dest=0)
+                own_value = states[index][key].cpu() if rank == comm.rank else None
+                if comm.rank > 0 and own_value is not None:
+                    comm.Send(own_value.numpy(), dest=0)
                 elif comm.rank == 0:
                     into = _of_part(tensors[part.parameter, key], key, part)
-                    if mine is None:
+                    if own_value is None:
                         comm.Recv(into.numpy(), source=rank)
                     else:
-                        into.copy_(mine)
+                        into.copy_(own_value)
     return tensors
 
 
@@ -158,23 +160,24 @@ def fill_optimizer(
     where: str,
     shares: Shares | None = None,
 ) -> None:
-    """Give an optimizer what `optimizer_tensors` took of it.
+    """Load states of `optimizer_tensors` into an optimizer.
 
     Args:
-        state: Whole; it is copied.
+        state: Whole states, which are copied.
+        where: Name of the checkpoint, for errors.
         shares: How states are shared out over ranks; None: each rank keeps all.
 
     Raises:
-        TilenetError: It is not of this network, or of another optimizer.
+        TilenetError: The states are of another network or optimizer.
     """
     for name, parameter in network.named_parameters():
-        kept = {
+        own_state = {
             key.removeprefix(f"{name}."): value
             for key, value in state.items()
             if key.startswith(f"{name}.")
         }
-        if kept:
-            check_state(name, parameter, kept, optimizer, where)
+        if own_state:
+            check_state(name, parameter, own_state, optimizer, where)
             # Unless it is fused, AdamW counts its steps on the host, for a GPU too.
             on_host = set() if optimizer.defaults.get("fused") else {COUNT}
             for part, own in _own_parts(parameter, shares):
@@ -182,7 +185,7 @@ def fill_optimizer(
                     key: _of_part(value, key, part)
                     .to("cpu" if key in on_host else parameter.device, copy=True)
                     .view(value.shape if key == COUNT else own.shape)
-                    for key, value in kept.items()
+                    for key, value in own_state.items()
                 }
 
 

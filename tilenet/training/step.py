@@ -42,7 +42,7 @@ __all__ = ["Step", "StepResult", "Update"]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step says of itself.
+    """Figures of a step.
 
     Attributes:
         loss: Mean over the labelled pixels before the update; 0 where no pixel is labelled.
@@ -51,7 +51,7 @@ class StepResult:
         seconds: Duration of the whole step.
         read_seconds: Time in which this rank waited for pixels.
         reduce_seconds: Time of waiting for the sum of gradients after the last backward.
-        swaps: What went out and came back on this rank; zeros where nothing is swapped.
+        swaps: Swapped tensors and bytes of this rank; zeros if nothing is swapped.
         exchange_seconds: Time in which this rank waited for others inside of layers and losses.
         peak_bytes: Most memory that this rank has held so far.
         stop: Whether any rank was asked to stop.
@@ -71,12 +71,12 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Update:
-    """What becomes of the weights once a step's gradient is summed.
+    """The update of the weights by a step's summed gradient.
 
     Attributes:
         optimizer: Optimizer of all parameters of the network, or of this rank's `shares`.
         rates: Learning rate of each step.
-        scale: What the loss was multiplied with before backward.
+        scale: Factor of the loss before backward.
         clip_norm: Largest norm of the gradient; None: it is not clipped.
         shares: How ranks share out the update; None: each makes all of it.
         updated: Called after each update.
@@ -90,9 +90,9 @@ class Update:
     updated: Callable[[], None] | None = None
 
     def apply(self, gradients: GradientSum, weight: float, step: int) -> None:
-        """Divide the sum once, clip, and step; throw it away where float16 overflowed.
+        """Divide the sum once, clip, and step; skip the step if float16 overflowed.
 
-        Collective where ranks share it out.
+        Collective where ranks share out the update.
 
         Raises:
             AgreedError: No scale of the loss is small enough for float16.
@@ -120,11 +120,11 @@ class Step:
     """Steps of a run on one rank. Collective to make, to run and to close.
 
     Args:
-        network: Over this rank's devices; its swap statistics are reset by each step.
-        loss: Summed over the pixels that tiles own.
-        update: Changes the weights.
-        gradients: Sums those of the network over ranks; closed with the steps.
-        folder: Folder of the run, whose checkpoint errors name.
+        network: The network over this rank's devices; each step resets its swap statistics.
+        loss: The loss, summed over the pixels that tiles own.
+        update: Update of the weights.
+        gradients: The sum of gradients over ranks; `close` closes it.
+        folder: Folder of the run; errors name its checkpoint.
         comm: All ranks.
     """
 
@@ -229,11 +229,11 @@ class Step:
     ) -> tuple[float, float]:
         """Add the gradient of a mini-batch's summed loss; return the sum and its weight.
 
-        The host asks what they are at the end, since it waits for the device; for Dice before too.
+        The host reads the numbers at the end, since it waits for the device; for Dice earlier too.
         """
-        # Labels go up before the device has work that they would have to wait for.
+        # Labels are copied first, before the device is busy and they would have to wait.
         batch = [
-            [replace(one, labels=upload(one.labels, self.device)) for one in parts]
+            [replace(part, labels=upload(part.labels, self.device)) for part in parts]
             for parts in batch
         ]
         added = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -257,7 +257,7 @@ class Step:
         return loss, weights
 
     def _of_window(self, part: ReadTile, logits: Tensor, window: Window) -> Tensor:
-        """What the logits of a window that the tile owns add to the step."""
+        """The sums that the logits of a window, which the tile owns, add to the step."""
         labels = owned(part.labels, Tile(part.work.tile.own, window))
         return self.loss.sums(logits.to(self.dtype), labels)
 
@@ -273,5 +273,5 @@ class Step:
         return share
 
     def close(self) -> None:
-        """Give threads and communicators back. Collective."""
+        """Free threads and communicators. Collective."""
         self.gradients.close()

@@ -1,4 +1,4 @@
-"""What a training run swaps: decided once, on rank 0, so that all ranks do the same."""
+"""Decide what a training run swaps: once, on rank 0, so that all ranks do the same."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,12 +36,12 @@ RESERVE = 0.1  # share of a device for workspaces and fragmentation
 
 @dataclass(frozen=True)
 class Load:
-    """What a rank computes at a time, at the most.
+    """The most that a rank computes at a time.
 
     Attributes:
-        tile: Rows and columns of a micro-batch, of the largest.
-        stacked: Tiles in one.
-        micro_batches: How many.
+        tile: Rows and columns of the largest micro-batch.
+        stacked: Tiles in a micro-batch.
+        micro_batches: Micro-batches at a time.
     """
 
     tile: tuple[int, int]
@@ -54,14 +54,14 @@ SwapMode = Literal["off", "auto", "all"] | bool
 
 @dataclass(frozen=True)
 class SwapRequest:
-    """What a step shall swap, and what it must hold.
+    """Which swapping a run asks for, and the loads that must fit.
 
     Attributes:
-        mode: Nothing, no more than must be, or all that can be.
-        keys: Limits, and where tensors go.
-        optimizer: What it keeps of each parameter, see `partition_bytes`.
-        loads: Loads of this rank, in steps of whatever size: each must fit.
-        sharers: Ranks that share out what the optimizer keeps.
+        mode: `off`; `auto`: no more than needed to fit; `all`: every tensor that can be swapped.
+        keys: Limits, and the place of swapped tensors.
+        optimizer: Kind of the optimizer by its states, see `partition_bytes`.
+        loads: Loads of this rank in steps of each size; all must fit.
+        sharers: Number of ranks that share out the optimizer's states.
     """
 
     mode: SwapMode = "off"
@@ -74,7 +74,7 @@ class SwapRequest:
 def decide_swaps(
     request: SwapRequest, plan: RunPlan, devices: RunDevices, comm: "MPI.Intracomm"
 ) -> SwapPlan | None:
-    """What to swap; None: nothing. Collective.
+    """Decide what to swap; None: nothing. Collective.
 
     Raises:
         AgreedError: Nothing makes a step fit.
@@ -97,10 +97,10 @@ def decide_swaps(
 
 
 def pipe_swaps(plan: SwapPlan, keys: SwappingKeys, devices: Sequence[torch.device]) -> PipeSwaps:
-    """What carries a plan out.
+    """The hooks that carry out a swap plan.
 
     Raises:
-        TilenetError: Swapped tensors have nowhere to go.
+        TilenetError: There is no place for swapped tensors.
     """
     return PipeSwaps(
         [part.layers for part in plan.partitions],
@@ -118,7 +118,7 @@ def _size(num_bytes: float) -> str:
 
 
 def _most(loads: Sequence[Load]) -> Load:
-    # By area: rows of one image with columns of another would be a tile that nobody has.
+    # By area: rows of one image with columns of another would be a tile that no rank has.
     tile = max((load.tile for load in loads), key=prod)
     stacked = max(load.stacked for load in loads)
     return Load(tile, stacked, max(load.micro_batches for load in loads))
@@ -162,15 +162,15 @@ def _plan(
         return Speeds(times, measure_bandwidth(keys.slabs(devices[0]), devices[0]), keys.min_bytes)
 
     ahead = fetched_ahead(devices[0])
-    found = plan_swaps(demand, limit, speeds, everything=everything, ahead=ahead)
-    if found is None:
-        again = "" if plan.checkpointing == "always" else "checkpointing: always, "
+    swaps = plan_swaps(demand, limit, speeds, everything=everything, ahead=ahead)
+    if swaps is None:
+        checkpointing = "" if plan.checkpointing == "always" else "checkpointing: always, "
         raise TilenetError(
             "a step must fit its devices, and swapping does not make it fit (needed without: "
             f"{_size(demand.peak)} on the fullest, there is: {_size(limit)}); use smaller tiles, "
-            f"more partitions, {again}or fewer micro_batches"
+            f"more partitions, {checkpointing}or fewer micro_batches"
         )
-    return found
+    return swaps
 
 
 def _times(record: NetworkRecord, load: Load, device: torch.device) -> tuple[LayerTime, ...]:

@@ -1,4 +1,4 @@
-"""A run's network whose tiles are swept."""
+"""The network of a run with `halo_mode: sweep`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,21 +26,21 @@ def swept_pipe(
     channel: HaloChannel,
     device_bytes: int,
 ) -> SweptPipe:
-    """What computes a rank's tiles with `halo_mode: sweep`.
+    """The pipe that computes a rank's tiles strip by strip.
 
     Args:
-        devices: One per partition.
-        channel: To the ranks that hold columns of the same image.
-        device_bytes: What a step may take on the device.
+        devices: Devices of this rank, one per partition.
+        channel: Channel to the ranks that hold columns of the same image.
+        device_bytes: Bytes that a step may take on the device.
     """
     layers, precision = plan.record.layers, plan.record.precision
     item_bytes = parameter_dtype(precision).itemsize
 
     def sweeps(height: int, width: int) -> Sweeps:
-        found = plan_sweeps(layers, height, width, item_bytes, device_bytes)
+        fitting = plan_sweeps(layers, height, width, item_bytes, device_bytes)
         if plan.strip_rows is None:
-            return found
-        return replace(found, edges=strip_edges(height, plan.strip_rows))
+            return fitting
+        return replace(fitting, edges=strip_edges(height, plan.strip_rows))
 
     return SweptPipe(
         network,

@@ -1,4 +1,4 @@
-"""What is measured of tiles, summed: of a rank's tiles together, one by one, or strip by strip."""
+"""Sums over a rank's tiles, which are computed together, one by one, or strip by strip."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,14 +23,14 @@ def tile_sums(
     offset_px: int,
     of_window: Callable[[ReadTile, Tensor, Window], Tensor],
 ) -> Iterator[tuple[ReadTile, Tensor]]:
-    """For each tile of a mini-batch the sum of what is measured on the pixels that it owns.
+    """Compute a mini-batch; yield each tile with its sums over the pixels that it owns.
 
     Collective where layers of the pipe are.
 
     Args:
-        offset_px: Pixel of what a tile reads on which its map begins.
-        of_window: What the logits (1, K, h, w) of a window that a tile owns add, differentiable:
-            of all that it owns, or strip by strip, and then in backward once more.
+        offset_px: Offset of a tile's map from the window that it reads.
+        of_window: Returns the differentiable sums over a window, from its logits (1, K, h, w). It
+            is called for all that a tile owns, or for each strip, then once more in backward.
     """
     origins = [
         Origin(
@@ -46,14 +46,14 @@ def tile_sums(
             yield part, pipe(part.image, origin, partial(of_window, part))
         return
     images = [
-        torch.cat([upload(one.image, pipe.devices[0]) for one in parts])
+        torch.cat([upload(part.image, pipe.devices[0]) for part in parts])
         if len(parts) > 1
         else parts[0].image
         for parts in batch
     ]
     outputs = pipe(images, origins) if batch else []
     for parts in batch:
-        # Taken off the list, so that a micro-batch's logits go as soon as its loss is taken.
+        # Popped, so that a micro-batch's logits are freed as soon as its loss is computed.
         stacked = outputs.pop(0)
         for place, part in enumerate(parts):
             logits = owned(stacked[place : place + 1], part.work.tile, offset_px)

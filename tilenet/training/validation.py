@@ -1,4 +1,4 @@
-"""A run's validations: when they are made, which was the best, and that none is left out."""
+"""When a run validates, which validation is the best, and that a resumed run skips none."""
 
 from math import isnan
 
@@ -47,13 +47,13 @@ class RunValidation:
         folder: RunFolder,
         control: RankControl,
     ) -> "RunValidation | None":
-        """Those that the run asks for; None: nothing is held out."""
+        """The validations of a run; None: nothing is held out."""
         if not data.images.validation:
             return None
-        asked = run.validation
-        scoring = Validation(network, data.images.validation, loss, asked.batch_size, control)
+        keys = run.validation
+        scoring = Validation(network, data.images.validation, loss, keys.batch_size, control)
         return cls(
-            scoring, run.score, asked.every or data.schedule.steps_per_epoch, data.last, folder
+            scoring, run.score, keys.every or data.schedule.steps_per_epoch, data.last, folder
         )
 
     def due(self, step: int) -> bool:
@@ -61,35 +61,35 @@ class RunValidation:
         return step > 0 and (step % self.every == 0 or step == self.last)
 
     def resume(self, step: int, network: Network, log: RunLog | None, stop: StopRequests) -> None:
-        """Go on after `step` steps: from the best validation, with the one that a stop left out.
+        """Resume after `step` steps: find the best validation, and make one that a stop prevented.
 
         Raises:
             AgreedError: As `Validation.score`, or the run's folder cannot be written.
         """
-        found = (log.best(), log.has_validation(step)) if log else None
-        best, made = self.comm.bcast(found)
+        logged = (log.best(), log.has_validation(step)) if log else None
+        best, is_made = self.comm.bcast(logged)
         with agreed(self.comm):
-            if best is not None:  # a run that was killed may not have come to linking it
+            if best is not None:  # a run that was killed may not have linked it
                 self._best = best[1]
                 self.folder.mark_best(best[0])
-        if self.due(step) and not made and self.make(step, network, log, stop):
+        if self.due(step) and not is_made and self.make(step, network, log, stop):
             with agreed(self.comm):
                 self.folder.mark_best(step)
 
     def make(self, step: int, network: Network, log: RunLog | None, stop: StopRequests) -> bool:
         """Score the network after `step` steps; return whether it is the best so far.
 
-        Of equals the earlier one is. Ranks agree on requests to stop, which may come meanwhile.
+        Among equal scores the earliest is the best. Ranks then agree on requests to stop.
 
         Raises:
-            AgreedError: As `Validation.score`.
+            AgreedError: See `Validation.score`.
         """
-        found = self.scoring.score(network)
-        value = found.score(self.score)
+        result = self.scoring.score(network)
+        value = result.score(self.score)
         best = not isnan(value) and (self._best is None or better(self.score, value, self._best))
         if best:
             self._best = value
         if log:
-            log.validation(step, found, best=best)
+            log.validation(step, result, best=best)
         stop.agreed = any(self.comm.allgather(stop.requested))
         return best

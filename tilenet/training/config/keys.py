@@ -95,8 +95,8 @@ class NetworkKeys:
             TilenetError: With the values.
         """
         numbers = [*(self.mean or ()), *(self.std or ())]
-        both = len(self.mean or ()) == len(self.std or ()) and all(map(isfinite, numbers))
-        if not both or min(self.std or [1.0]) <= 0:
+        valid = len(self.mean or ()) == len(self.std or ()) and all(map(isfinite, numbers))
+        if not valid or min(self.std or [1.0]) <= 0:
             raise TilenetError(
                 f"pixels less a mean are divided by a std above 0, one of each per band "
                 f"(network.mean: {self.mean}, network.std: {self.std}); give both, or none"
@@ -149,7 +149,7 @@ class TileKeys:
         Raises:
             TilenetError: With the values.
         """
-        grid = [one for one in (self.rows, self.columns) if one is not None]
+        grid = [count for count in (self.rows, self.columns) if count is not None]
         if len(grid) == 1 or (grid and self.size_px is not None):
             raise TilenetError(
                 f"tiles are given as a grid of rows and columns, or as a size (rows: {self.rows}, "
@@ -208,10 +208,10 @@ class OptimizerKeys:
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of some parameters."""
         # Fused: in one pass, and without temporary tensors.
-        both: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": True}
+        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": True}
         if self.name == "sgd":
-            return SGD(parameters, momentum=self.momentum, nesterov=self.nesterov, **both)
-        return AdamW(parameters, **both)
+            return SGD(parameters, momentum=self.momentum, nesterov=self.nesterov, **options)
+        return AdamW(parameters, **options)
 
     def check(self) -> None:
         """Refuse Nesterov's momentum without momentum, and an average of no weights.
@@ -266,9 +266,9 @@ class ScheduleKeys:
                 f"schedule.min_lr lies between 0 and the rate that it falls from (schedule.min_lr: "
                 f"{self.min_lr}, optimizer.lr: {lr}); choose a smaller one"
             )
-        given = self.milestones or []
-        rising = sorted({step for step in given if step > 0}) == given
-        if bool(given) != (self.name == "step") or not rising:
+        milestones = self.milestones or []
+        rising = sorted({step for step in milestones if step > 0}) == milestones
+        if bool(milestones) != (self.name == "step") or not rising:
             raise TilenetError(
                 f"a schedule by name: step, and no other, has milestones: steps from 1 on, each "
                 f"later than the one before (schedule.name: {self.name}, schedule.milestones: "
@@ -277,8 +277,8 @@ class ScheduleKeys:
 
     def rates(self, lr: float, num_steps: int) -> LearningRate:
         """The rates of a run of a number of steps."""
-        given = {**vars(self), "milestones": tuple(self.milestones or ())}
-        return LearningRate(lr, num_steps, **given)
+        values = {**vars(self), "milestones": tuple(self.milestones or ())}
+        return LearningRate(lr, num_steps, **values)
 
 
 @dataclass(frozen=True)
@@ -335,8 +335,8 @@ class ProfileKeys:
         """
         if self.steps is None:
             return range(0)
-        found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", str(self.steps))
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", str(self.steps))
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last < first + MOST_PROFILED:
             raise TilenetError(
                 f"profile.steps are a first and a last step from 1 on, at most {MOST_PROFILED} "

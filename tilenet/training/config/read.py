@@ -47,8 +47,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
                     f"a key stands once in a run file ({key.value} in lines {lines}); delete one "
                     "of them"
                 )
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -62,26 +62,26 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_st
 set_loader("run file", lambda text: yaml.load(text, _Loader), (yaml.YAMLError,))
 
 
-@cache  # made in 0.2 s, and a run's report reads its run file once more
+@cache  # takes 0.2 s, and a run's report reads its run file once more
 def parser() -> ArgumentParser:
-    """The parser of `tilenet train`; its help is what the fields' docstrings say."""
+    """The parser of `tilenet train`; its help is the fields' docstrings."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    made = ArgumentParser(
+    train_parser = ArgumentParser(
         prog="tilenet train",
         description="Train a network on images and their labels, over all MPI ranks.",
         parser_mode="run file",
         exit_on_error=False,
         allow_abbrev=False,
     )
-    made.add_argument("-c", "--config", action="config", help="run file (YAML)")
-    made.add_argument(
+    train_parser.add_argument("-c", "--config", action="config", help="run file (YAML)")
+    train_parser.add_argument(
         "--resume", action="store_true", help="go on from output/last, where it exists"
     )
-    made.add_argument(
+    train_parser.add_argument(
         "--overwrite", action="store_true", help="start over where output holds a run"
     )
-    made.add_class_arguments(RunFile)
-    return made
+    train_parser.add_class_arguments(RunFile)
+    return train_parser
 
 
 def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
@@ -94,19 +94,19 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
         UsageError: A key is unknown or missing, or a value has the wrong type.
         TilenetError: The values contradict each other.
     """
-    made = parser()
-    namespace = _parse(made, arguments)
+    train_parser = parser()
+    namespace = _parse(train_parser, arguments)
     if namespace.plan is not None:
         # First, so that what the run file and the command line say has the last word.
         keys = json.dumps(read_plan(Path(namespace.plan)).keys)
-        namespace = _parse(made, ["--config", keys, *arguments])
+        namespace = _parse(train_parser, ["--config", keys, *arguments])
     for part in fields(RunFile):
         if is_dataclass(part.default_factory) and not isinstance(namespace[part.name], Namespace):
             raise UsageError(
                 f"{part.name} is a group of keys ({part.name}: {namespace[part.name]}); write keys "
                 "under it, or leave it out"
             )
-    parts = made.instantiate(namespace)
+    parts = train_parser.instantiate(namespace)
     return RunFile(**{part.name: parts[part.name] for part in fields(RunFile)}), namespace
 
 
@@ -123,7 +123,7 @@ def read_keys(keys: Mapping[str, Any]) -> RunFile:
 
 
 def _plain(value: Any) -> Any:
-    """A value as YAML has one for it."""
+    """A value in types that YAML has."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
@@ -137,23 +137,23 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _parse(made: ArgumentParser, arguments: list[str]) -> Namespace:
+def _parse(train_parser: ArgumentParser, arguments: list[str]) -> Namespace:
     try:
-        return made.parse_args(arguments)
+        return train_parser.parse_args(arguments)
     except UsageError:
         raise
     except Exception as error:  # jsonargparse raises several kinds; all speak of the user's input
-        raise UsageError(_explain(" ".join(str(error).split()), made)) from None
+        raise UsageError(_explain(" ".join(str(error).split()), train_parser)) from None
 
 
-def _explain(message: str, made: ArgumentParser) -> str:
+def _explain(message: str, train_parser: ArgumentParser) -> str:
     """jsonargparse's words, with the nearest known key where a key is unknown."""
-    found = re.search(r"(?:Group '([\w.]+)' does not accept o|O)ption '([\w.]+)'", message)
-    found = found or re.search(r"unrecognized arguments:()\s*--([\w.]+)", message)
-    if not found:
+    match = re.search(r"(?:Group '([\w.]+)' does not accept o|O)ption '([\w.]+)'", message)
+    match = match or re.search(r"unrecognized arguments:()\s*--([\w.]+)", message)
+    if not match:
         return message
-    unknown = f"{found[1]}.{found[2]}" if found[1] else found[2]
-    known = list(made.get_defaults().keys(branches=True))
+    unknown = f"{match[1]}.{match[2]}" if match[1] else match[2]
+    known = list(train_parser.get_defaults().keys(branches=True))
     near = difflib.get_close_matches(unknown, known, n=1, cutoff=0)
     return f"{message.rstrip('.')} (unknown key {unknown}; the nearest known key is {near[0]})"
 
@@ -161,7 +161,9 @@ def _explain(message: str, made: ArgumentParser) -> str:
 def run_file_text(run: RunFile) -> str:
     """YAML with every key that has a value, defaults too: they may be others in later versions."""
     return yaml_text(
-        asdict(run, dict_factory=lambda keys: {k: v for k, v in keys if v is not None})
+        asdict(
+            run, dict_factory=lambda keys: {key: value for key, value in keys if value is not None}
+        )
     )
 
 
@@ -192,59 +194,60 @@ def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:
         TilenetError: A list or pattern is wrong, or names nothing for training or validation.
     """
     notes: list[str] = []
-    held = run.validation
+    held_out = run.validation
     train, listed = _expanded(run.image_paths, run.label_paths, notes)
-    validation, chosen = _expanded(held.image_paths, held.label_paths, notes)
+    validation, chosen = _expanded(held_out.image_paths, held_out.label_paths, notes)
     if listed is not None:
         train = list(listed.train)
-        if listed.validation and held.image_paths:
+        if listed.validation and held_out.image_paths:
             raise TilenetError(
                 f"images for validation come from one place (images: {run.image_paths[0]} has "
-                f"{len(listed.validation)}, validation.images: {', '.join(held.image_paths[:3])}); "
-                "leave validation.images out, or the column split"
+                f"{len(listed.validation)}, validation.images: "
+                f"{', '.join(held_out.image_paths[:3])}); leave validation.images out, or the "
+                "column split"
             )
         validation = validation or list(listed.validation)
     if chosen is not None:
         validation = list(chosen.validation if chosen.has_splits else chosen.train)
-    for pairs, given, split in (
+    for pairs, paths, split in (
         (train, run.image_paths, "train"),
-        (validation, held.image_paths, "validation"),
+        (validation, held_out.image_paths, "validation"),
     ):
-        if given and not pairs:
+        if paths and not pairs:
             raise TilenetError(
-                f"a list must name images of the split that it is given for ({given[0]}: none of "
+                f"a list must name images of the split that it is given for ({paths[0]}: none of "
                 f"{split}); correct its column split"
             )
-    held = replace(
-        held,
+    held_out = replace(
+        held_out,
         images=tuple(image for image, _ in validation) or None,
         labels=tuple(label for _, label in validation) or None,
     )
     images, labels = tuple(image for image, _ in train), tuple(label for _, label in train)
-    return replace(run, images=images, labels=labels, validation=held), notes
+    return replace(run, images=images, labels=labels, validation=held_out), notes
 
 
 def _expanded(
     images: Sequence[str], labels: Sequence[str], notes: list[str]
 ) -> tuple[list[Pair], ImageList | None]:
-    """The pairs of paths and patterns, or the list that stands in their place."""
+    """The pairs that paths and patterns name, or the list file that `images` names."""
     if len(images) == 1 and is_list_file(images[0], with_labels=bool(labels)):
-        found = read_image_list(images[0])
-        of_splits = f", {len(found.validation)} for validation, {found.num_test} for test"
+        listed = read_image_list(images[0])
+        of_splits = f", {len(listed.validation)} for validation, {listed.num_test} for test"
         notes.append(
-            f"{images[0]}: {len(found.train)} images to train on"
-            + of_splits * found.has_splits
-            + "; those for test are left out" * (found.num_test > 0)
+            f"{images[0]}: {len(listed.train)} images to train on"
+            + of_splits * listed.has_splits
+            + "; those for test are left out" * (listed.num_test > 0)
         )
-        return [], found
+        return [], listed
     pairs: list[Pair] = []
     for image, label in zip(images, labels, strict=True):
         if not is_pattern(image) and not is_pattern(label):
             pairs.append((image, label))
             continue
-        found_pairs = matched(image, label)
-        notes.append(f"{image}: {len(found_pairs)} images")
-        pairs += found_pairs
+        matches = matched(image, label)
+        notes.append(f"{image}: {len(matches)} images")
+        pairs += matches
     if len(pairs) > len(images):
         image, times = Counter(normpath(image) for image, _ in pairs).most_common(1)[0]
         if times > 1:

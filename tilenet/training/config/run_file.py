@@ -304,16 +304,16 @@ class RunFile:
 
 
 def _numbers(
-    name: str, given: Sequence[float] | str, kind: Callable[[str], T], order: str
+    name: str, value: Sequence[float] | str, kind: Callable[[str], T], order: str
 ) -> tuple[T, ...]:
     """The numbers of a key: a list, or as `tilenet predict` takes them."""
-    parts = given.split(",") if isinstance(given, str) else [str(number) for number in given]
+    parts = value.split(",") if isinstance(value, str) else [str(number) for number in value]
     try:
         numbers = tuple(kind(part) for part in parts)
     except ValueError:
         numbers = ()
     if len(numbers) != 4:
-        raise TilenetError(f"{name} is four numbers, {order} ({name}: {given}); give all four")
+        raise TilenetError(f"{name} is four numbers, {order} ({name}: {value}); give all four")
     return numbers
 
 

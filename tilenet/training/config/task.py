@@ -1,4 +1,4 @@
-"""What a regression takes of the run file's keys, and what it has no use for."""
+"""Check the run file's keys against its task."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ def check_task(run: Any) -> None:
     """Refuse keys of the other task.
 
     Args:
-        run: A `RunFile`, which lies above.
+        run: A `RunFile`, whose module imports this one.
 
     Raises:
-        TilenetError: With the first of them.
+        TilenetError: On the first of them.
     """
     if (run.loss_terms[0] in VALUE_LOSSES) != (run.task == "regression"):
         raise TilenetError(
@@ -52,8 +52,8 @@ def _check_regression(run: Any) -> None:
         "oversample": run.oversample != 0,
         "vectors": run.vectors != VectorKeys(),
     }
-    for name, given in of_classes.items():
-        if given:
+    for name, is_set in of_classes.items():
+        if is_set:
             raise TilenetError(
                 f"{name} is of classes, which a regression does not have (task: regression); leave "
                 "it out: nodata and NaN in its labels do not count"

@@ -1,4 +1,4 @@
-"""What training on windows takes of the run file's keys: a module as it is has no inside."""
+"""Check the run file's keys for training on windows, where a module runs unchanged."""
 
 from typing import Any
 
@@ -8,19 +8,19 @@ __all__ = ["check_windows"]
 
 
 def check_windows(run: Any) -> None:
-    """Refuse keys that need the layers of a network, where it is a module as it is.
+    """Refuse keys that need a list of layers, with `halo_mode: windows`.
 
     Args:
-        run: A `RunFile`, which lies above.
+        run: A `RunFile`, whose module imports this one.
 
     Raises:
-        TilenetError: With the first of them.
+        TilenetError: On the first of them.
     """
     if run.halo_mode != "windows":
         return
     if run.network.module is None or run.crop_px is None or run.crop_px % 2:
         raise TilenetError(
-            f"windows are of somebody's module, as large as crops and of an even size (halo_mode: "
+            f"windows are of a user module, as large as crops and of an even size (halo_mode: "
             f"windows, network.module: {run.network.module}, crop_px: {run.crop_px}); give both, "
             "or use halo_mode: overlap, which is exact"
         )

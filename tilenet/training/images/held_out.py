@@ -26,14 +26,14 @@ def hold_out(
     context_px: int,
     control: RankControl,
 ) -> RunImages:
-    """Hide held-out blocks from training, and show them to validation. Collective.
+    """Hold blocks out from training, and give them to validation. Collective.
 
     Training does not see their labels, nor those of pixels whose network looks at a held-out one.
 
     Args:
         keys: Which share of which blocks is held out.
         seed: Seed of their choice.
-        context_px: What the network looks at around any pixel.
+        context_px: Context of the network around any pixel.
         control: Ranks of the run; the watchdog is armed for each piece of the labels.
 
     Raises:
@@ -48,17 +48,17 @@ def hold_out(
         blocks = blocks_of(sizes, keys.block_px)
     labelled = labelled_blocks(opened.labels, blocks, num_classes, comm, watchdog, requests)
     with together(comm, requests) as turns:
-        held = choose_held_out(labelled, sizes, keys.block_px, keys.share, seed)
-        held.check_rest(context_px, turns.part_done)
+        held_out = choose_held_out(labelled, sizes, keys.block_px, keys.share, seed)
+        held_out.check_rest(context_px, turns.part_done)
     train: list[LabelSource] = []
     validation = list(opened.validation)
     for number, (image, labels) in enumerate(zip(opened.images, opened.labels, strict=True)):
-        train.append(HeldOutLabels(labels, partial(held.mask, number, margin_px=context_px)))
-        if windows := held.windows(number):
-            inside = HeldOutLabels(labels, partial(_outside, held, number))
+        train.append(HeldOutLabels(labels, partial(held_out.mask, number, margin_px=context_px)))
+        if windows := held_out.windows(number):
+            inside = HeldOutLabels(labels, partial(_outside, held_out, number))
             validation.append(ValidationImage(image, inside, windows))
-    return replace(opened, labels=train, validation=validation, held_out=held)
+    return replace(opened, labels=train, validation=validation, held_out=held_out)
 
 
-def _outside(held: HeldOut, number: int, window: Window) -> NDArray[np.bool_]:
-    return ~held.mask(number, window)
+def _outside(held_out: HeldOut, number: int, window: Window) -> NDArray[np.bool_]:
+    return ~held_out.mask(number, window)

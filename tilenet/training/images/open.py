@@ -48,9 +48,9 @@ def allow_open_files(count: int) -> None:
             f"a rank holds up to {MOST_OPEN} images and labels open (files: {count}, the system "
             f"allows: {hard}); raise ulimit -Hn, or join images into fewer files with {JOIN}"
         )
-    wanted = 4 * count + OTHER_FILES  # a file may be opened several times over
-    if soft != endless and soft < wanted:
-        limit = wanted if hard == endless else min(wanted, hard)
+    needed = 4 * count + OTHER_FILES  # a file may be opened several times over
+    if soft != endless and soft < needed:
+        limit = needed if hard == endless else min(needed, hard)
         with suppress(OSError, ValueError):  # macOS has a lower limit than it names
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
@@ -61,10 +61,10 @@ class RunImages:
 
     Attributes:
         images: Images that are trained on, in the order of the run file.
-        labels: Theirs; `ignore_index` where training may not look.
-        validation: What the network is scored on: images of their own, then held-out blocks.
-        files: What tells the files apart.
-        held_out: The blocks; None: none are.
+        labels: Labels of these images; `ignore_index` in held-out blocks and around them.
+        validation: Images for validation, then held-out blocks.
+        files: Identities of the files.
+        held_out: The held-out blocks; None: there are none.
     """
 
     images: list[Raster]
@@ -75,7 +75,7 @@ class RunImages:
 
     @property
     def all_images(self) -> list[Raster]:
-        """All of the run, each once."""
+        """All images of the run, each once."""
         return self.images + [part.image for part in self.validation if part.windows is None]
 
     @property
@@ -85,7 +85,7 @@ class RunImages:
 
     @property
     def shapes(self) -> tuple[tuple[tuple[int, ...], tuple[int, int]], ...]:
-        """Bands of each image that is trained on; its height and width."""
+        """Bands, and height and width, of each image that is trained on."""
         return tuple((image.bands, image.size) for image in self.images)
 
 
@@ -95,11 +95,11 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
     Each header is read by one rank of a node, which tells the others.
 
     Args:
-        control: Ranks of the run; the watchdog is armed for some images at a time.
+        control: Ranks of the run; the watchdog is armed for a few images at a time.
 
     Raises:
-        AgreedError: A file is missing, broken or does not fit, images have other bands or units
-            than the first, one is for training and for validation, or the run's part is none of it.
+        AgreedError: A file is missing, broken or does not fit, images differ in bands or units, one
+            image is for both training and validation, or the run's part lies outside of an image.
         StopAgreed: A rank was asked to stop.
     """
     comm, watchdog = control.comm, control.watchdog
@@ -107,25 +107,27 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
     with together(comm, control.stop) as turns:
         pairs = _pairs(run)
         share = pairs[node.rank :: node.size]
-        mine = _opened(run, pairs, share, stack, watchdog, turns.part_done)
+        own = _opened(run, pairs, share, stack, watchdog, turns.part_done)
         watchdog.arm_others("opening the images", len(pairs) / node.size)
-    found: list[_Opened] = [None] * len(pairs)  # type: ignore[list-item]
-    for rank, others in enumerate(node.allgather(mine)):
-        found[rank :: node.size] = others if rank != node.rank else mine
+    opened_files: list[_Opened] = [None] * len(pairs)  # type: ignore[list-item]
+    for rank, shared in enumerate(node.allgather(own)):
+        opened_files[rank :: node.size] = shared if rank != node.rank else own
     node.Free()
-    for one in found:  # those of other ranks are opened where they are read
-        stack.callback(one.image.close)
-        stack.callback(one.labels.close)
-    train = [one for one, (split, *_) in zip(found, pairs, strict=True) if split == "train"]
-    others = found[len(train) :]
+    for file in opened_files:  # files of other ranks are opened when they are read
+        stack.callback(file.image.close)
+        stack.callback(file.labels.close)
+    train = [
+        file for file, (split, *_) in zip(opened_files, pairs, strict=True) if split == "train"
+    ]
+    rest = opened_files[len(train) :]
     opened = RunImages(
-        images=[one.image for one in train],
-        labels=[one.labels for one in train],
-        validation=[ValidationImage(one.image, one.labels, None) for one in others],
-        files=list(chain(*(one.files for one in found))),
+        images=[file.image for file in train],
+        labels=[file.labels for file in train],
+        validation=[ValidationImage(file.image, file.labels, None) for file in rest],
+        files=list(chain(*(file.files for file in opened_files))),
     )
     with agreed(comm):
-        if comm.rank == 0:  # it looks where each name leads
+        if comm.rank == 0:  # it resolves the paths
             check_apart(opened.files, once=run.validation.share > 0)
         _check_bands(opened)
     return opened
@@ -137,7 +139,7 @@ def agree_on_files(
     watchdog: Watchdog = NEVER,
     requests: StopRequests | None = None,
 ) -> str:
-    """Look for collars once for all ranks; return a digest of the files. Collective.
+    """Find collars once for all ranks; return a digest of the files. Collective.
 
     Raises:
         AgreedError: Ranks do not see the same files.
@@ -155,7 +157,7 @@ def of_node(comm: "MPI.Intracomm") -> "MPI.Comm":
     return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 
-# Which split it is of, an image and its labels.
+# Split, path of an image, path of its labels.
 _Pair = tuple[str, str, str]
 
 
@@ -167,16 +169,16 @@ class _Opened:
 
 
 def _pairs(run: RunFile) -> list[_Pair]:
-    """What is to be opened: images to train on, then those for validation."""
+    """The images to train on, then those for validation."""
     if len(run.image_paths) != len(run.label_paths):
         raise TilenetError(
             f"lists of images are read before a run is trained (images: {run.image_paths[0]}); "
             "call with_listed_images of tilenet/training/config/read.py"
         )
-    held = run.validation
+    keys = run.validation
     train = [("train", *pair) for pair in zip(run.image_paths, run.label_paths, strict=True)]
-    others = zip(held.image_paths, held.label_paths, strict=True)
-    validation = [("validation", *pair) for pair in others]
+    pairs = zip(keys.image_paths, keys.label_paths, strict=True)
+    validation = [("validation", *pair) for pair in pairs]
     if run.window is not None and len(train + validation) > 1:
         raise TilenetError(
             f"window is rows and columns of one image (images: {len(train)}, for validation: "
@@ -193,18 +195,18 @@ def _opened(
     watchdog: Watchdog,
     part_done: Callable[[], None],
 ) -> list[_Opened]:
-    """Read what the headers of a share of the images and labels say."""
+    """Open a share of the images and labels, and read their headers."""
     counts = [len(stacked_paths(name)) for _, *names in pairs for name in names]
     allow_open_files(sum(sorted(counts)[-MOST_OPEN:]))
     if run.resolution is not None:
-        # Before they are opened at it: 0.5 m is no multiple of a pixel in degrees, nor need it be.
+        # Checked before opening at this resolution: 0.5 m is no multiple of a pixel in degrees.
         with ExitStack() as briefly:
             own = []
             for _, path, _ in dict.fromkeys((pairs[0], *share)):
                 own.append(briefly.enter_context(Raster(path)))
                 part_done()
             check_units(own, run.resolution)
-    images, found = [], []
+    images, opened_files = [], []
     keys = run.bands, run.resolution, run.nodata
     for number, (_, path, _) in enumerate(share):
         watchdog.arm_part("opening the images", number, len(share))
@@ -218,9 +220,9 @@ def _opened(
         else:
             labels = open_labels(path, image, run.ignore_index, run.vectors)
         stack.enter_context(labels)
-        found.append(_Opened(image, labels, sample_files([image], [labels], split)))
+        opened_files.append(_Opened(image, labels, sample_files([image], [labels], split)))
         part_done()
-    return found
+    return opened_files
 
 
 def _check_bands(opened: RunImages) -> None:

@@ -1,4 +1,4 @@
-"""What the steps of a run see: images, labels, the schedule, and a rank's share of it."""
+"""Data of a run: images, labels, the schedule, and a rank's share of it."""
 
 from dataclasses import dataclass
 
@@ -18,14 +18,14 @@ __all__ = ["RunData"]
 
 @dataclass(frozen=True)
 class RunData:
-    """What the steps of a run see.
+    """Data of a run on one rank.
 
     Attributes:
         images: Files of images and labels.
         schedule: Images or crops of each step.
         last: Number of steps of the run.
-        work: This rank's share of them.
-        reader: Reads its tiles.
+        work: This rank's share of the steps.
+        reader: Reads this rank's tiles.
     """
 
     images: RunImages
@@ -51,7 +51,7 @@ class RunData:
         Raises:
             TilenetError: Crops do not fit the network.
         """
-        sizes, symmetries = tuple(one.size for one in opened.images), run.augment.symmetries
+        sizes, symmetries = tuple(image.size for image in opened.images), run.augment.symmetries
         schedule: ImageSchedule | CropSchedule
         if plan.crop_px is None:
             schedule = ImageSchedule(run.seed, run.batch_size, sizes, symmetries)

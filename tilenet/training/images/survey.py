@@ -1,7 +1,7 @@
-"""The survey of a run's images: the one that its folder keeps, where nothing changed, or a new one.
+"""The survey of a run's images: the one kept in its folder if nothing changed, or a new one.
 
 A survey reads all pixels, which takes long for large images; a run that goes on, or starts over
-with another network, would find the same. What a survey found wrong is an error, and never kept.
+with another network, would find the same. A survey that ends in an error is not kept.
 """
 
 import hashlib
@@ -45,55 +45,55 @@ def run_survey(
     watchdog: Watchdog = NEVER,
     requests: StopRequests | None = None,
 ) -> Survey:
-    """What the images hold. Collective; rank 0 reads what is kept, and writes.
+    """Survey the images, or load the kept survey. Collective; rank 0 reads and writes the file.
 
     Args:
         opened: Images and labels; held-out blocks enter no statistics.
         plan: The network, and the side of the grid cells.
         reading: Keys of the run file that say how files are read, see `survey_key`.
-        folder: Folder of the run, which exists; None: nothing is kept.
+        folder: Folder of the run, which exists; None: the survey is not kept.
         watchdog: Armed for each block.
         requests: Requests to stop.
 
     Raises:
         AgreedError, StopAgreed: See `survey`.
     """
-    path, key, kept = None if folder is None else folder / SURVEY, None, None
+    path, key, survey = None if folder is None else folder / SURVEY, None, None
     key_of = partial(survey_key, opened, plan.record.context(), plan.cell_px, reading)
     if comm.rank == 0 and path is not None:
         key = key_of()
-        kept = None if key is None or path is None else _kept(path, key)
-    kept = comm.bcast(kept)
-    if isinstance(kept, Survey):
-        _say_unlabelled(opened.images, kept, comm)
-        return kept
+        survey = None if key is None or path is None else _load_kept(path, key)
+    survey = comm.bcast(survey)
+    if isinstance(survey, Survey):
+        _say_unlabelled(opened.images, survey, comm)
+        return survey
     mask = None if opened.held_out is None else opened.held_out.mask
     files, number = (opened.images, opened.labels), len(plan.record.classes)
-    found = surveys.survey(*files, number, plan.cell_px, comm, mask, watchdog, requests)
-    # A file that changed while it was read is not the one that the key is of.
+    survey = surveys.survey(*files, number, plan.cell_px, comm, mask, watchdog, requests)
+    # If a file changed while it was read, the key is not that of the survey.
     if path is not None and key is not None and key == key_of():
         try:
-            save_survey(found, path, key)
+            save_survey(survey, path, key)
         except TilenetError as error:
             say(f"the survey of the images is not kept, and will be made again: {error}")
-    _say_unlabelled(opened.images, found, comm)
-    return found
+    _say_unlabelled(opened.images, survey, comm)
+    return survey
 
 
 def class_weights(
-    asked: Sequence[float] | str | None,
+    weights_key: Sequence[float] | str | None,
     names: Sequence[str],
     pixels: Sequence[int],
     comm: "MPI.Intracomm",
 ) -> tuple[float, ...] | None:
-    """Weights of the classes, None: 1 for all; rank 0 says them, or the labelled pixels.
+    """Weights of the classes (None: 1 for all); rank 0 prints them, or the labelled pixels.
 
     Args:
-        asked: What the run file says; `auto`: balanced by the labelled pixels.
+        weights_key: The key `class_weights` of the run file; `auto`: balanced by labelled pixels.
         names: Names of the classes.
         pixels: Labelled pixels of each class.
     """
-    if asked == "auto":
+    if weights_key == "auto":
         weights = balanced_weights(pixels)
         if comm.rank == 0:
             named = zip(names, weights, pixels, strict=True)
@@ -103,17 +103,17 @@ def class_weights(
     if comm.rank == 0:
         total = max(sum(pixels), 1)
         counts = zip(names, pixels, strict=True)
-        shown = (f"{name} {count:,} ({count / total:.2%})" for name, count in counts)
-        say(f"labelled pixels of each class: {', '.join(shown)}")
-    assert not isinstance(asked, str)
-    return None if asked is None else tuple(asked)
+        shares = (f"{name} {count:,} ({count / total:.2%})" for name, count in counts)
+        say(f"labelled pixels of each class: {', '.join(shares)}")
+    assert not isinstance(weights_key, str)
+    return None if weights_key is None else tuple(weights_key)
 
 
-def _say_unlabelled(images: Sequence[Raster], found: Survey, comm: "MPI.Intracomm") -> None:
-    """Name images that hold no labelled pixel: they are no error, but hardly meant."""
+def _say_unlabelled(images: Sequence[Raster], survey: Survey, comm: "MPI.Intracomm") -> None:
+    """Print images without a labelled pixel: no error, but probably a mistake."""
     bare = [
         image.path
-        for image, cells in zip(images, found.classes_in_cells, strict=True)
+        for image, cells in zip(images, survey.classes_in_cells, strict=True)
         if not cells.any()
     ]
     if bare and comm.rank == 0:
@@ -124,26 +124,26 @@ def _say_unlabelled(images: Sequence[Raster], found: Survey, comm: "MPI.Intracom
         )
 
 
-def _kept(path: Path, key: str) -> Survey | None:
-    """The survey that is kept there and fits, which is said; None: there is none."""
+def _load_kept(path: Path, key: str) -> Survey | None:
+    """Load the kept survey if its key fits, and print so; None: there is none."""
     if not path.exists():
         return None
     try:
-        kept = load_survey(path, key)
+        survey = load_survey(path, key)
     except TilenetError as error:
         say(f"all pixels are looked at again: {error}")
         return None
-    if kept is None:
+    if survey is None:
         say(f"all pixels are looked at again: files or keys are not those of {path}")
     else:
         say(f"statistics and labelled places are those of {path}: files and keys are the same")
-    return kept
+    return survey
 
 
 def survey_key(
     opened: RunImages, context: Context, cell_px: int, reading: Mapping[str, object]
 ) -> str | None:
-    """A digest of all that a survey depends on; None: files that cannot be told apart by date.
+    """A digest of all that a survey depends on; None: a file has no date to identify it.
 
     Args:
         context: Context of the network.
@@ -169,6 +169,6 @@ def survey_key(
 
 
 def _hidden(held_out: HeldOut, context: Context) -> list[object]:
-    """What training does not see: blocks, and labels around them."""
+    """Identity of the labels hidden from training: held-out blocks and their surroundings."""
     chosen = [hashlib.blake2b(blocks.tobytes()).hexdigest() for blocks in held_out.chosen]
     return [held_out.block_px, context.context_any_pixel_px, chosen]

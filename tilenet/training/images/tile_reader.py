@@ -25,11 +25,11 @@ class TileReader:
     """Reads tiles as a function of the step and the tile alone, so it may do so at any time.
 
     Args:
-        images: Files of the images. Between threads they take turns by themselves.
-        labels: Their labels.
-        record: The network's: what standardises pixels.
-        radiometry: How pixels are altered.
-        seed: Seed of these alterations.
+        images: Files of the images, which several threads may read.
+        labels: Labels of the images.
+        record: Record of the network, whose statistics standardise pixels.
+        radiometry: Random changes of pixel values.
+        seed: Seed of these changes.
         keep_unlabelled: Whether tiles without an own labelled pixel are read too.
     """
 
@@ -58,7 +58,7 @@ class TileReader:
             TilenetError: A file cannot be read there.
         """
         step, work = stack
-        return [part for one in work if (part := self._read_tile(step, one)) is not None]
+        return [part for tile in work if (part := self._read_tile(step, tile)) is not None]
 
     def _read_tile(self, step: int, work: Work) -> ReadTile | None:
         sample, tile = work.sample, work.tile
@@ -76,17 +76,17 @@ class TileReader:
 
 
 def narrow(labels: NDArray[Any]) -> NDArray[Any]:
-    """Whole numbers in the fewest bytes that hold them: so many go to the device."""
+    """Integers in the smallest dtype that holds them, to copy fewer bytes to the device."""
     kinds = (np.uint8, np.int16) if labels.dtype.kind == "i" and labels.size else ()
     least, most = (labels.min(), labels.max()) if kinds else (0, 0)
-    fits = (one for one in kinds if np.iinfo(one).min <= least and most <= np.iinfo(one).max)
+    fits = (kind for kind in kinds if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max)
     return labels.astype(next(fits, labels.dtype), copy=False)
 
 
 def read_turned(
     image: Raster, labels: LabelSource, tile: Tile, region: Window, symmetry: Symmetry
 ) -> tuple[Pixels, NDArray[Any]]:
-    """Pixels of what a tile reads, and labels of what it owns, (H, W).
+    """Pixels of the window that a tile reads, and labels (H, W) of the window that it owns.
 
     Args:
         tile: Tile of the turned region.

@@ -17,8 +17,8 @@ class Work:
 
     Attributes:
         sample: The image or crop.
-        tiling: How that is cut.
-        number: The tile's, row by row.
+        tiling: The tiling of the image or crop.
+        number: Number of the tile, row by row.
     """
 
     sample: Sample
@@ -27,18 +27,19 @@ class Work:
 
     @property
     def tile(self) -> Tile:
-        """Its windows."""
+        """The tile's windows."""
         return self.tiling.tiles[self.number]
 
 
 @dataclass(frozen=True)
 class ReadTile:
-    """A tile that was read, a sample of a micro-batch.
+    """A tile with its pixels and labels; one sample of a micro-batch.
 
     Attributes:
         work: Which tile it is.
-        image: Standardised, of what it reads, (1, bands, H, W).
-        labels: Of what it owns, (1, h, w), whole numbers of any width; of a regression float64.
+        image: Standardised pixels of the window that it reads, (1, bands, H, W).
+        labels: Labels of the window that it owns, (1, h, w), integers of any width; in a
+            regression float64.
     """
 
     work: Work

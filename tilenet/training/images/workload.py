@@ -1,4 +1,4 @@
-"""What each rank computes, step after step, and what the network sees of it.
+"""The tiles that each rank computes in each step.
 
 A step's images or crops are cut into tiles; a rank takes those of its place in the mesh, reads them
 and standardises their pixels.
@@ -52,12 +52,14 @@ class RankWork:
         self._tiling = lru_cache(maxsize=64)(plan.tiling)
 
     def samples(self, step: int) -> tuple[Sample, ...]:
-        """Those that this rank's replica computes; steps count from 0."""
+        """The images or crops that this rank's replica computes; steps count from 0."""
         return self._schedule.samples(step)[self._place.replica :: self._plan.mesh.replicas]
 
     def micro_batches(self, step: int) -> list[list[Work]]:
-        """This rank's tiles of a step, but for those that hold no labelled pixel."""
-        return self._stacks([one for one in self._tiles(self.samples(step)) if self._counts(one)])
+        """This rank's tiles of a step, without those that hold no labelled pixel."""
+        return self._stacks(
+            [tile for tile in self._tiles(self.samples(step)) if self._counts(tile)]
+        )
 
     def reads(
         self, reader: "TileReader", first: int, last: int, ahead: int, *, pin: bool = False
@@ -66,32 +68,35 @@ class RankWork:
 
         Args:
             ahead: Micro-batches that a thread reads while the one before is computed.
-            pin: Whether they are for a GPU, to which pinned memory is sent without waiting.
+            pin: Whether tiles are put into pinned memory, which is copied to a GPU without waiting.
         """
-        work = ((step, one) for step in range(first, last) for one in self.micro_batches(step))
+        work = ((step, tiles) for step in range(first, last) for tiles in self.micro_batches(step))
 
         def read(stack: tuple[int, list[Work]]) -> list[ReadTile]:
-            found = reader.read(stack)
-            return [one.pinned for one in found] if pin else found
+            tiles_read = reader.read(stack)
+            return [tile.pinned for tile in tiles_read] if pin else tiles_read
 
         return ReadAhead(read, work, ahead)
 
     def loads(self) -> list[Load]:
-        """What this rank computes at a time, at the most, in a step of images of each size."""
+        """The most that this rank computes at a time, in a step of images of each size."""
         most = self._plan.crop_px or max(max(size) for size in self._sizes)
         sizes = {(min(most, size[0]), min(most, size[1])) for size in self._sizes}
-        # Each in place of those of the first step, which need not be the largest.
+        # Each size replaces that of the first step's samples, which need not be the largest.
         return [
-            self._load([replace(one, region=Window(0, 0, *size)) for one in self.samples(0)])
+            self._load([replace(sample, region=Window(0, 0, *size)) for sample in self.samples(0)])
             for size in sorted(sizes)
         ]
 
     def _load(self, samples: Sequence[Sample]) -> Load:
         # Images that are turned in later steps have tiles of other shapes.
         turns = self._schedule.symmetries
-        sizes = {turn.size(*one.size) for one in samples for turn in turns}
+        sizes = {turn.size(*sample.size) for sample in samples for turn in turns}
         tilings = [self._tiling(*size) for size in sizes]
-        tiles = [(max(s.read for s in t.rows), max(s.read for s in t.cols)) for t in tilings]
+        tiles = [
+            (max(span.read for span in tiling.rows), max(span.read for span in tiling.cols))
+            for tiling in tilings
+        ]
         together = self._stacks(self._tiles(samples))
         return Load(
             tile=max(tiles, key=prod, default=(1, 1)),
@@ -109,12 +114,14 @@ class RankWork:
         ]
 
     def _stacks(self, work: list[Work]) -> list[list[Work]]:
-        found = stacks(self._plan.record.layers, work, [one.sample.number for one in work])
+        batches = stacks(self._plan.record.layers, work, [tile.sample.number for tile in work])
         each = self._plan.merged
-        return [list(chain(*found[at : at + each])) for at in range(0, len(found), each)]
+        return [
+            list(chain(*batches[start : start + each])) for start in range(0, len(batches), each)
+        ]
 
     def _counts(self, work: Work) -> bool:
-        """Whether a tile may hold labelled pixels, or is needed all the same."""
+        """Whether a tile may hold labelled pixels, or is needed without."""
         sample = work.sample
         place = work.tile.own, sample.region, sample.symmetry
         cells = self._classes_in_cells[sample.image]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TilesProof", "plan_of", "prove_over_tiles"]
 
-SECONDS = 4.0  # of a core, for an image
+SECONDS = 4.0  # seconds of one core for an image
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class TilesProof:
     """How far tiles are from the module on the whole image.
 
     Attributes:
-        tiles: What was compared, for people.
-        differences: Of logits, and of gradients where these were computed; none: not compared.
-        note: What is said behind them, or why there are none.
+        tiles: Description of the tiles that were compared.
+        differences: Differences of logits, and of gradients if computed; empty: not compared.
+        note: A remark on them, or the reason why there are none.
     """
 
     tiles: str
@@ -55,9 +55,9 @@ def prove_over_tiles(
     """Compare the list of layers over tiles with the module on the whole image.
 
     Args:
-        module: What was adopted; it stays as it is.
-        batch_norm: As it was adopted.
-        comm: This process alone.
+        module: The module that was adopted; it is not changed.
+        batch_norm: Mode of batch norm with which it was adopted.
+        comm: A communicator of this process alone.
 
     Raises:
         AgreedError: Tiles do not give the module's numbers.
@@ -67,11 +67,11 @@ def prove_over_tiles(
         if isinstance(problem, str):
             proofs.append(TilesProof(tiles, [], problem))
             continue
-        cpu, mine = RunDevices((torch.device("cpu"),), NodePlace(0, 1), []), copy.deepcopy(module)
+        cpu, copied = RunDevices((torch.device("cpu"),), NodePlace(0, 1), []), copy.deepcopy(module)
         plan = plan_of(adopted, problem.tiling.rule, problem.tiling.grid)
         control = RankControl(comm)
         with no_trace(cpu.partitions):
-            differences, reason = compare(plan, problem, mine, batch_norm, cpu, "host", control)
+            differences, reason = compare(plan, problem, copied, batch_norm, cpu, "host", control)
         check_rounding(differences, tiles, "--no-prove")
         note = untested_halo(problem.tiling)
         proofs.append(TilesProof(tiles, differences, reason or note.removeprefix("; ")))
@@ -79,10 +79,10 @@ def prove_over_tiles(
 
 
 def _problems(adopted: Adopted) -> list[tuple[str, Problem | str]]:
-    """What is computed over which tiles; or why it is not."""
-    both = _problem(adopted, (3, 2))
-    if isinstance(both, Problem) and not untested_halo(both.tiling):
-        return [("3 × 2 tiles", both)]
+    """Descriptions of tiles, each with its problem or the reason why there is none."""
+    problem = _problem(adopted, (3, 2))
+    if isinstance(problem, Problem) and not untested_halo(problem.tiling):
+        return [("3 × 2 tiles", problem)]
     problems = [("2 × 2 tiles", _problem(adopted, (2, 2)))]
     if not needs_all_tiles(adopted.layers, "overlap"):
         rows = 2 * adopted.context.halo_px // adopted.context.alignment_px + 3
@@ -91,14 +91,14 @@ def _problems(adopted: Adopted) -> list[tuple[str, Problem | str]]:
 
 
 def _problem(adopted: Adopted, grid: tuple[int, int], *, inner: bool = False) -> Problem | str:
-    """Tiles of a random image.
+    """A problem over tiles of a random image, or the reason why there is none.
 
     Args:
-        inner: Compute a tile that begins and ends inside of the image, forward; else all.
+        inner: Compute one tile that lies inside of the image, forward; else all tiles.
     """
     layers, unit = adopted.layers, adopted.context.alignment_px
     rule = halo_rule("exact", adopted.context, layers, 0)
-    # Uneven ones, of which one inside is large: a smaller one reads more than its halo.
+    # Uneven tiles; one inside is large, since a smaller one reads more than its halo.
     rows, columns = (unit * (tiles if inner else 2 * tiles - 1) for tiles in grid)
     question = ImageQuestion(
         layers,
@@ -122,7 +122,7 @@ def _problem(adopted: Adopted, grid: tuple[int, int], *, inner: bool = False) ->
 
 
 def plan_of(adopted: Adopted, rule: HaloRule, grid: tuple[int, int]) -> RunPlan:
-    """That of a run on one rank, in float64."""
+    """The plan of a run on one rank, in float64."""
     record = NetworkRecord(
         adopted.layers,
         tuple(range(1, adopted.bands + 1)),

@@ -1,4 +1,4 @@
-"""What a user's network gives on small whole images: logits and gradients, with nothing dropped."""
+"""The answer of a user's network on small whole images: logits and gradients, without dropout."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,19 +28,19 @@ __all__ = [
 ]
 
 
-FAR = 2.0**20  # times as large as the pixels that a tile reads are those that it does not
+FAR = 2.0**20  # factor of the pixels that a tile does not read
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is computed twice.
+    """A computation that the module and the ranks both do.
 
     Attributes:
         tiling: Tiling of the small image.
         images: Random images (N, bands, H, W).
         weights: Weights (N, classes, H, W) of the outputs; the loss is their sum.
-        each: Images of a replica, of its own where the network takes statistics of a step.
-        replicas: Replicas that have images of their own.
+        each: Number of images of a replica.
+        replicas: Number of replicas with different images.
         chosen: Numbers of the tiles that are computed, forward; None: all, forward and backward.
     """
 
@@ -64,7 +64,7 @@ def random_problem(
     replicas: int = 1,
     chosen: Sequence[int] | None = None,
 ) -> Problem:
-    """A problem of random images and weights, the same wherever it is asked for."""
+    """A problem of random images and weights, the same on all ranks."""
     generator = torch.Generator().manual_seed(0)
     images, weights = (
         torch.randn(
@@ -76,7 +76,7 @@ def random_problem(
         read = tiling.tiles[number].read
         inside = torch.zeros(tiling.extended, dtype=torch.bool)
         inside[read.row : read.row + read.height, read.col : read.col + read.width] = True
-        # What deep networks see at the edge of their context is little: here it is seen.
+        # Pixels at the edge of a deep network's context have little influence: large ones show.
         images *= torch.where(inside, 1.0, FAR)
     return Problem(tiling, images, weights, each, replicas, chosen)
 
@@ -92,10 +92,10 @@ class Answer:
 def answer_of_module(
     module: nn.Module | None, adopted: Adopted, batch_norm: str | None, problem: Problem
 ) -> tuple[Answer | None, str]:
-    """The answer in float64 of the module, which is used up, or why there is none.
+    """The answer of the module in float64, and the reason if there is none.
 
     Args:
-        module: None: the list of layers, which adoption proved equal to it.
+        module: The module, which this changes; None: the list of layers answers instead.
     """
     if module is None:
         return _answer_of_list(adopted, problem, torch.float64, torch.device("cpu")), ""
@@ -112,7 +112,7 @@ def answer_of_module(
             for part in norms:
                 part.train()
         answer = _answer(module, problem, adopted.names.values())
-    except Exception as error:  # whatever somebody's forward may raise on an image this small
+    except Exception as error:  # a user's forward may raise anything on an image this small
         height, width = problem.tiling.extended
         return None, (
             f"{adopted.name} cannot take {height} × {width} px in float64 "
@@ -120,33 +120,35 @@ def answer_of_module(
         )
     if answer.logits.shape != problem.weights.shape:
         return None, f"{adopted.name} gives a map of the shape {tuple(answer.logits.shape)}"
-    finite = [bool(one.isfinite().all()) for one in (answer.logits, *answer.gradients.values())]
+    finite = [
+        bool(values.isfinite().all()) for values in (answer.logits, *answer.gradients.values())
+    ]
     return (answer, "") if all(finite) else (None, f"{adopted.name} gives values without end")
 
 
 def rounding_of(
     adopted: Adopted, problem: Problem, answer: Answer, device: torch.device
 ) -> tuple[float, float]:
-    """How far the whole image on one device in float32 is from float64, as `Difference.apart`."""
+    """Difference between float32 and float64 on one device, as `Difference.apart`."""
     return _apart(_answer_of_list(adopted, problem, torch.float32, device), answer)
 
 
 def own_rounding(adopted: Adopted, problem: Problem, answer: Answer) -> tuple[float, float]:
-    """How far an image that differs by rounding is, in float64, as `Difference.apart`."""
+    """Difference made by rounding the image, in float64, as `Difference.apart`."""
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(problem.images.shape, generator=generator, dtype=torch.float64)
-    other = replace(problem, images=problem.images * (1 + 1e-15 * noise))
-    return _apart(_answer_of_list(adopted, other, torch.float64, torch.device("cpu")), answer)
+    noisy = replace(problem, images=problem.images * (1 + 1e-15 * noise))
+    return _apart(_answer_of_list(adopted, noisy, torch.float64, torch.device("cpu")), answer)
 
 
-def _apart(found: Answer, answer: Answer) -> tuple[float, float]:
+def _apart(computed: Answer, answer: Answer) -> tuple[float, float]:
     gradients = [
-        largest(found.gradients[name], wanted)
-        for name, wanted in answer.gradients.items()
-        if name in found.gradients
+        largest(computed.gradients[name], expected)
+        for name, expected in answer.gradients.items()
+        if name in computed.gradients
     ]
     scale = scale_of(answer.gradients.values())
-    logits = largest(found.logits, answer.logits) / scale_of([answer.logits])
+    logits = largest(computed.logits, answer.logits) / scale_of([answer.logits])
     return logits, max(gradients, default=0.0) / scale
 
 
@@ -158,7 +160,7 @@ def _answer_of_list(
 
 
 def scale_of(tensors: Any) -> float:
-    return max(max((float(one.abs().max()) for one in tensors), default=0.0), 1e-30)
+    return max(max((float(tensor.abs().max()) for tensor in tensors), default=0.0), 1e-30)
 
 
 def without_dropout(network: Network) -> Network:
@@ -188,9 +190,9 @@ def _answer(
             out = next(iter(out.values())) if isinstance(out, dict) else out[0]
         if out.requires_grad:
             (out * problem.weights.to(out)).sum().backward()  # type: ignore[no-untyped-call]
-    wanted, gradients = set(trained), {}
+    counted, gradients = set(trained), {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         name = name if names is None else names[name]
-        if name in wanted and parameter.grad is not None:
+        if name in counted and parameter.grad is not None:
             gradients[name] = parameter.grad.double().cpu()
     return Answer(out.detach().double().cpu(), gradients)

@@ -67,17 +67,17 @@ def proved_network(
     """The network of a run, whose ranks were compared with the module before. Collective.
 
     Args:
-        module: On rank 0 the user's network itself, which is used up; None there: its list of
-            layers is what the ranks are compared with. Elsewhere None, but for a module that runs
-            as it is, which is compared with nothing.
-        data: Images or crops of the run.
-        filled: As of `RunNetwork`.
+        module: On rank 0 the user's module, which this changes; None: ranks are compared with its
+            list of layers. None on other ranks, except with `halo_mode: windows`, where nothing is
+            compared.
+        data: Data of the run.
+        filled: See `RunNetwork`.
 
     Raises:
         AgreedError: The ranks do not give the module's numbers, or see `RunNetwork`.
         StopAgreed: A rank was asked to stop.
     """
-    sizes = [one.size for one in data.schedule.samples(0)]
+    sizes = [sample.size for sample in data.schedule.samples(0)]
     pixels = data.last * sum(map(prod, sizes)) / control.comm.size
     reason = ""
     if plan.halo_mode == "windows":
@@ -94,7 +94,7 @@ def proved_network(
                 reason = _prove(run, plan, problem, module, devices, control)
     say_why_not(reason, control.comm)
     if module is not None:
-        with suppress(Exception):  # a user's module may have its own ideas of moving
+        with suppress(Exception):  # a user's module may refuse to move
             module.to("meta")  # frees its memory
     loads = data.work.loads()
     ranks = sharers_of(run.optimizer, plan.record, control.comm.size, filled)
@@ -103,10 +103,10 @@ def proved_network(
 
 
 def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> Problem:
-    """Choose it.
+    """Choose a small problem that tests the plan.
 
     Raises:
-        TilenetError: There is none that takes little time.
+        TilenetError: None is small enough, or the halo is not exact.
     """
     mesh, layers, rule = plan.mesh, plan.record.layers, plan.rule
     if not rule.exact:
@@ -114,7 +114,7 @@ def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> Problem
     like = plan.tiling(*size)
     grid = like.grid if rule.exchanged else proof_grid(like.grid, (mesh.rows, mesh.columns))
     together = whole_image(layers) == "batch norm"
-    asked = ImageQuestion(
+    question = ImageQuestion(
         layers,
         rule,
         grid,
@@ -124,8 +124,8 @@ def _problem(plan: RunPlan, size: tuple[int, int], run_pixels: float) -> Problem
         backward=True,
         run_pixels=run_pixels,
     )
-    asked, tiling = choose_number_too(asked)
-    return random_problem(tiling, layers, asked.images, asked.replicas)
+    question, tiling = choose_number_too(question)
+    return random_problem(tiling, layers, question.images, question.replicas)
 
 
 def _prove(
@@ -136,7 +136,7 @@ def _prove(
     devices: RunDevices,
     control: RankControl,
 ) -> str:
-    """Compute, compare and say it; returns why it cannot be done."""
+    """Compare, and print or refuse the differences; return why that is not possible, if so."""
     norms, halos_from = run.network.batch_norm, run.exchange_from
     differences, reason = compare(plan, problem, module, norms, devices, halos_from, control)
     if differences:
@@ -190,19 +190,21 @@ def compare(
         sums = _gradients(own, problem, network, answer, comm)
         differences.append(Difference("gradients", sums[0], of_device[1], sums[1]))
     network.close()
-    if precision == "float64" and any(one.apart > one.limit for one in differences):
+    if precision == "float64" and any(
+        difference.apart > difference.limit for difference in differences
+    ):
         noise = (0.0, 0.0)
         with together(comm, control.stop):
             if answer is not None and plan.adopted is not None:
                 noise = own_rounding(plan.adopted, problem, answer)
         noise = comm.bcast(noise)
         pairs = zip(differences, noise, strict=False)
-        differences = [replace(one, own=rounding) for one, rounding in pairs]
+        differences = [replace(difference, own=rounding) for difference, rounding in pairs]
     return differences, ""
 
 
 def _how(plan: RunPlan) -> str:
-    """Ranks, mode and pipeline, for people."""
+    """Ranks, halo mode and pipeline in words."""
     mesh, parts = plan.mesh, len(plan.balance)
     replicas = f"{mesh.replicas} × " * (mesh.replicas > 1)
     return (
@@ -219,7 +221,7 @@ def _gradients(
     answer: Answer | None,
     comm: "MPI.Intracomm",
 ) -> tuple[float, str]:
-    """How far the sums of gradients over all ranks are, and in which weight. Collective."""
+    """The largest difference of the summed gradients, and its weight. Collective."""
     from mpi4py import MPI
 
     assert plan.adopted is not None
@@ -234,10 +236,10 @@ def _gradients(
         comm.Allreduce(MPI.IN_PLACE, total.numpy())
         parameter.grad = None
         if answer is not None:
-            known = plan.adopted.names[name]
-            wanted = answer.gradients.get(known, torch.zeros(()).expand(total.shape))
-            apart = largest(total / times, wanted.reshape(total.shape)) / scale
+            own_name = plan.adopted.names[name]
+            expected = answer.gradients.get(own_name, torch.zeros(()).expand(total.shape))
+            apart = largest(total / times, expected.reshape(total.shape)) / scale
             if apart > worst:
-                worst, where = apart, f" ({known})"
-    found: tuple[float, str] = comm.bcast((worst, where))
-    return found
+                worst, where = apart, f" ({own_name})"
+    difference: tuple[float, str] = comm.bcast((worst, where))
+    return difference

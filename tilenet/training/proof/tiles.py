@@ -27,7 +27,9 @@ __all__ = ["run_tiles"]
 def run_tiles(
     plan: RunPlan, problem: Problem, network: RunNetwork, logits: Tensor, comm: "MPI.Intracomm"
 ) -> float:
-    """Run the rank's tiles forward and backward; how far logits of any rank are. Collective."""
+    """Run the rank's tiles forward and backward; return the largest difference of logits over all
+    ranks. Collective.
+    """
     from mpi4py import MPI
 
     place, tiling = plan.mesh.place(comm.rank), problem.tiling
@@ -45,11 +47,18 @@ def run_tiles(
     for size in mini_batch_sizes(len(batches), plan.micro_batches):
         batch, batches = batches[:size], batches[size:]
         origins = [
-            Origin(tuple(i for i, _ in parts), tiling, tuple(n for _, n in parts), micro_batch)
+            Origin(
+                tuple(image for image, _ in parts),
+                tiling,
+                tuple(number for _, number in parts),
+                micro_batch,
+            )
             for micro_batch, parts in enumerate(batch)
         ]
         images = [
-            torch.cat([_of(problem.images, i, tiling.tiles[n].read) for i, n in parts]).to(like)
+            torch.cat(
+                [_of(problem.images, image, tiling.tiles[number].read) for image, number in parts]
+            ).to(like)
             for parts in batch
         ]
         if isinstance(network.pipe, SweptPipe):
