@@ -87,7 +87,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     order = LearnedOrder()
     numbers = step(order, list(range(200)), list(range(200)))
     assert numbers == sorted(set(numbers))
-    assert max(len(order._given), len(order._needed), len(order._sizes)) <= 50
+    assert max(len(order._numbers), len(order._needed), len(order._sizes)) <= 50
     for size in range(30):
         step(order, [size, size + 1], [0, 1])
     assert len(order._steps) <= learned_order.MOST_STEPS

@@ -42,10 +42,11 @@ class Difference:
 
     Attributes:
         what: `logits` or `gradients`.
-        apart: Largest difference over the largest value.
-        rounding: The same of one device in the same precision; None: float64.
-        own: The same of the network itself, for an image that differs by rounding; 0: not known.
-        where: Where the largest is, for people.
+        apart: Largest difference, relative to the largest value.
+        rounding: The same difference for one device in the same precision; None in float64.
+        own: The same difference of the network itself, for an image that differs by rounding; 0
+            if it was not measured.
+        where: Place of the largest difference, for people.
     """
 
     what: str
@@ -56,17 +57,17 @@ class Difference:
 
     @property
     def limit(self) -> float:
-        """What is still rounding."""
+        """The largest difference that rounding explains."""
         if self.rounding is None:
             return LIMITS[self.what]
         return max(LEAST_LIMIT, TIMES_ROUNDING * self.rounding)
 
 
-def largest(found: Tensor, wanted: Tensor) -> float:
-    """Largest difference; infinite where one is not a number."""
-    if not wanted.numel():
+def largest(values: Tensor, expected: Tensor) -> float:
+    """The largest difference; infinite if any value is NaN."""
+    if not expected.numel():
         return 0.0
-    apart = (found.detach().double().cpu() - wanted.double().cpu()).abs().max()
+    apart = (values.detach().double().cpu() - expected.double().cpu()).abs().max()
     return float(apart.nan_to_num(nan=torch.inf))
 
 
@@ -96,22 +97,23 @@ def check_rounding(differences: Sequence[Difference], how: str, off: str) -> Non
         off: What turns the proof off.
 
     Raises:
-        AgreedError: One is.
+        AgreedError: A difference is more than rounding.
     """
-    for one in differences:
-        if one.limit < one.apart <= TIMES_ROUNDING * one.own:
+    for difference in differences:
+        what, apart, limit = difference.what, difference.apart, difference.limit
+        if limit < apart <= TIMES_ROUNDING * difference.own:
             raise AgreedError(
-                f"a network must not make rounding large (float64, {how}: {one.what} of a small "
-                f"random image differ by {one.apart:.1e} of the largest, and by {one.own:.1e} on "
+                f"a network must not make rounding large (float64, {how}: {what} of a small random "
+                f"image differ by {apart:.1e} of the largest, and by {difference.own:.1e} on "
                 "one rank where pixels differ by 1e-15: random weights under frozen batch norm do "
                 f"so); load weights, use batch_norm: step, or {off} for a result that depends on "
                 "ranks and tiles"
             )
-        if not one.apart <= one.limit:
+        if not apart <= limit:
             raise AgreedError(
                 f"ranks and tiles give the numbers of the network on the whole image ({how}: "
-                f"{one.what} of a small random image{one.where} differ by {one.apart:.1e} of the "
-                f"largest, rounding is at most {one.limit:.0e}); report it, please, and until then "
+                f"{what} of a small random image{difference.where} differ by {apart:.1e} of the "
+                f"largest, rounding is at most {limit:.0e}); report it, please, and until then "
                 f"use one rank and one tile, or {off} for a result that depends on them"
             )
 
@@ -119,22 +121,20 @@ def check_rounding(differences: Sequence[Difference], how: str, off: str) -> Non
 def say_or_refuse(
     differences: Sequence[Difference], how: str, note: str, off: str, comm: "MPI.Comm"
 ) -> None:
-    """Have rank 0 say the differences. Collective; as of `check_rounding`.
+    """Check the differences as `check_rounding`, and have rank 0 print them. Collective.
 
     Args:
-        note: What is said behind the differences.
+        note: Text after the differences.
 
     Raises:
-        AgreedError: One is more than rounding.
+        AgreedError: A difference is more than rounding.
     """
     check_rounding(differences, how, off)
     if comm.rank == 0:
-        found = ", ".join(f"{one.what} {one.apart:.0e}" for one in differences)
-        rounding = ", ".join(
-            f"{one.rounding:.0e}" for one in differences if one.rounding is not None
-        )
+        measured = ", ".join(f"{d.what} {d.apart:.0e}" for d in differences)
+        rounding = ", ".join(f"{d.rounding:.0e}" for d in differences if d.rounding is not None)
         rounding = f" (float32, one device: {rounding})" * bool(rounding)
-        say(f"proved on {how}: {found}{rounding}{note}")
+        say(f"proved on {how}: {measured}{rounding}{note}")
 
 
 def say_why_not(reason: str, comm: "MPI.Comm") -> None:

@@ -19,7 +19,7 @@ __all__ = ["HostStore", "Store", "Stored"]
 
 
 class Store(ABC):
-    """Where a partition's maps wait."""
+    """Storage in which a partition's maps wait."""
 
     @abstractmethod
     def takes(self, tensor: Tensor) -> bool:
@@ -43,7 +43,7 @@ class Stored:
 
     Args:
         tensor: The map.
-        copies: Where its storage goes.
+        copies: The pool to which its storage goes.
     """
 
     def __init__(self, tensor: Tensor, copies: HostCopies) -> None:
@@ -89,10 +89,9 @@ class HostStore(Store):
 
     Args:
         copies: Copies to the pool and from there; partitions share one.
-        device: The partition's.
+        device: The partition's device.
         min_bytes: Smaller maps stay where they are.
-        lookahead: Maps that are fetched ahead in backward. 0 where copies are done when
-            they return.
+        lookahead: Maps that are fetched ahead in backward; 0 if copies are synchronous.
     """
 
     def __init__(
@@ -117,13 +116,13 @@ class HostStore(Store):
     def get(self, stored: Stored) -> Tensor:
         with torch.no_grad():
             tensor = stored.take(self._device)
-            alive = [one for ref in self._expected if (one := ref()) is not None]
+            alive = [map_ for ref in self._expected if (map_ := ref()) is not None]
             if stored in alive:
                 at = alive.index(stored)
                 for other in reversed(alive[max(0, at - self._lookahead) : at]):
                     other.fetch(self._device)
                 alive.pop(at)
-                self._expected = [weakref.ref(one) for one in alive]
+                self._expected = [weakref.ref(map_) for map_ in alive]
             return tensor
 
     def expect(self, stored: Stored) -> None:

@@ -32,7 +32,7 @@ class LayerTime:
 def measure_layers(
     network: Network, image: Tensor, precision: str, repeats: int = 5
 ) -> tuple[LayerTime, ...]:
-    """Run layer after layer, forward and backward, each on what the one before gave.
+    """Run layer after layer, forward and backward, each on the output of the one before.
 
     Only one layer's weights and maps are on the device at a time, and the skips, so that a network
     can be measured that could not be trained there.
@@ -44,7 +44,7 @@ def measure_layers(
         repeats: Runs of each layer, after one that warms up.
     """
     network.mask_key.images = tuple(range(image.shape[0]))
-    found = []
+    times = []
     x = image
     with use_skip_tracker(_KeptSkips()):
         for index, layer in enumerate(network):
@@ -59,16 +59,16 @@ def measure_layers(
             x = y
             layer.zero_grad()
             layer.to(home)
-            found.append(LayerTime(statistics.median(forward), statistics.median(backward)))
-    return tuple(found)
+            times.append(LayerTime(statistics.median(forward), statistics.median(backward)))
+    return tuple(times)
 
 
 class _KeptSkips(SkipTracker):  # type: ignore[misc]
     """Skips that may be popped once per run, each time as the start of a graph of its own."""
 
     def load(self, batch: Batch, ns: Namespace, name: str) -> Tensor:
-        kept: Tensor = self.tensors[(ns, name)]
-        return kept.detach().requires_grad_()
+        skip: Tensor = self.tensors[(ns, name)]
+        return skip.detach().requires_grad_()
 
 
 def _run(
@@ -76,13 +76,13 @@ def _run(
 ) -> tuple[Tensor, float, float]:
     """The layer's output, seconds of forward, and seconds of backward."""
     leaf = x.detach().requires_grad_(wants_gradient)
-    given = leaf.clone()  # an activation in place may not write into a leaf
+    input_ = leaf.clone()  # an activation in place may not write into a leaf
     dtype = AUTOCAST.get(precision)
 
     def forward() -> Tensor:
         with torch.autocast(x.device.type, dtype, enabled=dtype is not None):
-            made: Tensor = layer(given)
-        return made
+            output: Tensor = layer(input_)
+        return output
 
     y, forward_s = _timed(forward, x.device)
     backward_s = 0.0
@@ -95,9 +95,9 @@ def _run(
 def _timed(work: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, float]:
     _wait(device)
     began = time.perf_counter()
-    made = work()
+    output = work()
     _wait(device)
-    return made, time.perf_counter() - began
+    return output, time.perf_counter() - began
 
 
 def _wait(device: torch.device) -> None:

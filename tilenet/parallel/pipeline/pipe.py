@@ -56,7 +56,7 @@ class Partition(nn.Sequential):
         layers: The network's own modules.
         device: They are moved there.
         precision: Precision of the arithmetic: `bfloat16` and `float16` compute under autocast.
-        failed: What one of the pipe's partitions raised.
+        failed: Errors that the pipe's partitions raised.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class Pipe:
         training = self.network.training and torch.is_grad_enabled()
         for partition in self.partitions:
             partition.train(self.network.training)
-        kept = {"always": 0, "except_last": 1, "never": len(images)}[self.checkpointing]
-        checkpoint_stop = len(images) - kept if training else 0
+        num_plain = {"always": 0, "except_last": 1, "never": len(images)}[self.checkpointing]
+        checkpoint_stop = len(images) - num_plain if training else 0
         batches = [Batch(upload(image, self.devices[0])) for image in images]
         for streams, device in zip(self._streams, self.devices, strict=True):
             streams += [new_stream(device) for _ in images[len(streams) :]]
@@ -188,9 +188,9 @@ class Pipe:
         try:
             yield queues
             # A thread holds what it did last until it is given something else.
-            for given, taken in set(zip(*queues, strict=True)):
-                given.put(_Nothing())
-                taken.get()
+            for tasks, done in set(zip(*queues, strict=True)):
+                tasks.put(_Nothing())
+                done.get()
         except BaseException:
             del self._staying[grad]
             end()

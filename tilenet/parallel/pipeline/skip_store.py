@@ -120,8 +120,8 @@ class _StoredPortal(Portal):  # type: ignore[misc]
     def copy(
         self, prev_stream: AbstractStream, next_stream: AbstractStream, phony: Tensor
     ) -> Tensor:
-        made: Tensor = _StoredCopy.apply(self, prev_stream, next_stream, phony)
-        return made
+        phony_copy: Tensor = _StoredCopy.apply(self, prev_stream, next_stream, phony)
+        return phony_copy
 
     def orange(self, phony: Tensor) -> Tensor | None:
         if self.tensor is None and self.stored is not None:  # recomputation
@@ -134,7 +134,7 @@ class _StoredPortal(Portal):  # type: ignore[misc]
 
 
 class _StoredCopy(PortalCopy):  # type: ignore[misc]
-    """Fetches the map for its pop; its gradient is copied as ever."""
+    """Fetches the map for its pop; its gradient is copied as by torchgpipe."""
 
     @staticmethod
     def forward(
@@ -148,5 +148,5 @@ class _StoredCopy(PortalCopy):  # type: ignore[misc]
         Copy.forward(ctx, prev_stream, next_stream)  # of nothing: notes the way back
         portal.tensor = portal.target.get(portal.stored)
         portal.target.expect(portal.stored)
-        made: Tensor = get_phony(get_device(next_stream), requires_grad=False).detach()
-        return made
+        phony_copy: Tensor = get_phony(get_device(next_stream), requires_grad=False).detach()
+        return phony_copy

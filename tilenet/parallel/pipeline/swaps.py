@@ -1,4 +1,4 @@
-"""What the partitions of a pipeline swap to host memory."""
+"""Swapping of a pipeline's partitions to host memory."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +15,7 @@ __all__ = ["PipeSwaps", "fetched_ahead"]
 
 
 def fetched_ahead(device: torch.device) -> int:
-    """Storages that are fetched ahead: none where copies are done when they return."""
+    """Number of storages that are fetched ahead: 0 if copies are synchronous."""
     return 0 if device.type == "cpu" else 2
 
 
@@ -23,13 +23,13 @@ class PipeSwaps:
     """The swapper of a rank, and the stores of its partitions.
 
     Args:
-        layers: Of each partition so many swap what they save, from the first on.
-        devices: One per partition.
-        slabs: Where it goes.
+        layers: Number of leading layers of each partition that swap their saved tensors.
+        devices: One device per partition.
+        slabs: The pool to which storages go.
         stored: Whether skips between partitions and inputs of checkpoints go out as well.
-        largest_bytes: Largest storage that goes out.
+        largest_bytes: Bytes of the largest storage that goes out.
         min_bytes: Smaller storages stay.
-        in_flight: Bytes of copies out that may be under way, of each partition.
+        in_flight: Most bytes of copies out that are under way, for each partition.
     """
 
     def __init__(

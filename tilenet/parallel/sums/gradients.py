@@ -66,9 +66,9 @@ class GradientSum:
         comm: Ranks that hold the same parameters on as many devices.
         piece_bytes: Size of the pieces.
         transport: How pieces are summed; see `transports.open_transport`.
-        meanwhile: Whether sums are made while backward runs; None: where `sums_pay_meanwhile`.
-        shares: Of these parameters over these ranks, whose size of pieces counts then; None: each
-            rank updates all.
+        meanwhile: Whether sums are made while backward runs; None: as `sums_pay_meanwhile` says.
+        shares: The ranks' shares of the update, with the size of pieces; None if each rank updates
+            all parameters.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class GradientSum:
         self._pieces_of: list[range] = []
         for _, group in groupby(self._parameters, key=lambda parameter: parameter.device):
             self._lay_out(list(group), piece_bytes)
-        self._mine = self._flats
+        self._updated = self._flats
         if shares is not None:
-            self._mine = [block(piece, comm) for piece in self._pieces]
+            self._updated = [block(piece, comm) for piece in self._pieces]
             for gradient, own in self._own(shares):
                 own.grad = gradient
         self._missing: list[int] = []
@@ -134,7 +134,7 @@ class GradientSum:
         self._pieces.extend(flat[at : at + size] for at in range(0, total, size))
 
     def _own(self, shares: Shares) -> Iterator[tuple[Tensor, nn.Parameter]]:
-        """Gradients and weights of what this rank updates."""
+        """Gradients and weights of the parts that this rank updates."""
         for parameter, view in zip(self._parameters, self._views, strict=True):
             for part, own in shares.own_of.get(parameter, []):
                 yield view.view(-1)[part.start : part.stop], own
@@ -157,16 +157,16 @@ class GradientSum:
             parameter.grad = view
 
     def divide(self, divisor: float) -> None:
-        """Divide all gradients that this rank updates by, in place."""
-        for mine in self._mine:
-            mine.div_(divisor)
+        """Divide in place all gradients with which this rank updates weights."""
+        for gradient in self._updated:
+            gradient.div_(divisor)
 
     def clip(self, most: float) -> float:
-        """Scale all gradients, in place, so that their norm is at most `most`; return what it was.
+        """Scale all gradients in place to a norm of at most `most`; return the norm before.
 
-        The root of the sum of all their squares, over the devices of this rank. Each parameter's
-        is taken by itself in float64, and their sum is exact: it does not depend on which
-        parameters share a device. Where ranks share out the update, blocks are taken by
+        It is the root of the sum of all their squares, over the devices of this rank. Each
+        parameter's sum is taken by itself in float64, and the total is exact: it does not depend on
+        which parameters share a device. If ranks share out the update, blocks are taken by
         themselves, and their sum over all ranks is exact. Collective then.
         """
         groups = groupby(self._gradients(), key=lambda gradient: gradient.device)
@@ -174,18 +174,20 @@ class GradientSum:
             torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in group]).tolist()
             for _, group in groups
         ]
-        squares = [one * one for group in norms for one in group]
+        squares = [value * value for group in norms for value in group]
         if self._shares is not None:
-            squares = [one for of_rank in self._comm.allgather(squares) for one in of_rank]
+            squares = [
+                square for rank_squares in self._comm.allgather(squares) for square in rank_squares
+            ]
         norm = math.sqrt(math.fsum(squares))
         if norm > most:
-            for mine in self._mine:
-                mine.mul_(most / norm)
+            for gradient in self._updated:
+                gradient.mul_(most / norm)
         return norm
 
     def _gradients(self) -> list[Tensor]:
         if self._shares is not None:
-            return self._mine
+            return self._updated
         return [p.grad for p in self._parameters if p.grad is not None]
 
     @property
@@ -199,7 +201,7 @@ class GradientSum:
 
         Collective where ranks share out the update.
         """
-        finite = all(bool(mine.isfinite().all()) for mine in self._mine)
+        finite = all(bool(gradient.isfinite().all()) for gradient in self._updated)
         return finite if self._shares is None else all(self._comm.allgather(finite))
 
     def arm(self, passes: int = 1) -> None:

@@ -36,9 +36,9 @@ class NcclTransport:
     """A process group of torch per device of a rank, each over all ranks.
 
     Args:
-        comm: Is duplicated.
-        pieces: What will be summed; the ranks' first devices sum with one another, their second
-            ones, and so on.
+        comm: The ranks; duplicated.
+        pieces: The tensors that will be summed; the ranks' first devices sum with one another,
+            their second ones, and so on.
 
     Raises:
         AgreedError: The ranks cannot reach one another.

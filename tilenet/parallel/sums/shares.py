@@ -33,7 +33,7 @@ def values_of_piece(piece_bytes: int, item_bytes: int, ranks: int = 1) -> int:
 
 
 def block(part: Tensor, comm: "MPI.Intracomm") -> Tensor:
-    """What of a part of equal blocks is this rank's."""
+    """This rank's block of a part that ranks cut into equal blocks."""
     return part.chunk(comm.size)[comm.rank]
 
 
@@ -44,7 +44,7 @@ class Part:
     Attributes:
         parameter: Index of the parameter, as the buffer of gradients lays them out.
         start: The first value, of the flattened parameter.
-        stop: Behind the last.
+        stop: End of the values.
     """
 
     parameter: int
@@ -53,7 +53,7 @@ class Part:
 
 
 def owned_parts(sizes: Sequence[int], piece: int, ranks: int, rank: int) -> Iterator[Part]:
-    """What a rank updates of the parameters of a device.
+    """The parts that a rank updates of the parameters of a device.
 
     Args:
         sizes: Values of each parameter; they lie behind one another, and what fills the last
@@ -82,9 +82,9 @@ class Shares:
         piece_bytes: Size of the pieces of gradients.
 
     Attributes:
-        parameters: In the order of the gradients.
-        own: What this rank updates: a view, as a parameter by itself, of each of its parts; for
-            the optimizer. Never empty, as torch wants it.
+        parameters: The parameters in the order of their gradients.
+        own: Views of the parts that this rank updates, each a parameter for the optimizer. Never
+            empty, since torch's optimizers need a parameter.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Shares:
         ] or [nn.Parameter(torch.empty(0))]
 
     def parts(self, rank: int) -> list[Part]:
-        """What a rank updates, in the order of its `own`."""
+        """The parts that a rank updates, in the order of its `own`."""
         parts, first = [], 0
         for _, group in groupby(self.parameters, key=lambda parameter: parameter.device):
             of_device = list(group)
@@ -113,7 +113,7 @@ class Shares:
 
     @cached_property
     def own_of(self) -> dict[Tensor, list[tuple[Part, nn.Parameter]]]:
-        """What this rank updates of each parameter."""
+        """The parts of each parameter that this rank updates."""
         own_of: dict[Tensor, list[tuple[Part, nn.Parameter]]] = {}
         for part, own in zip(self.parts(self.comm.rank), self.own, strict=False):
             own_of.setdefault(self.parameters[part.parameter], []).append((part, own))

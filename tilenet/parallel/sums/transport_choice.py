@@ -36,12 +36,12 @@ SWITCHES = {
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What the choice depends on, of one rank.
+    """The facts about one rank on which the choice depends.
 
     Attributes:
-        gpus: Names, unique over all nodes, of the GPUs that hold gradients; empty: a CPU does.
+        gpus: Names, unique over all nodes, of the GPUs that hold gradients; empty on a CPU.
         has_nccl: Whether torch can use NCCL, or RCCL.
-        device_mpi: Whether MPI takes device memory, which was tried; None: it does not say.
+        device_mpi: Whether MPI takes device memory, which was tried; None if it does not say.
         mpi: The first line of MPI's version.
     """
 
@@ -52,13 +52,13 @@ class RankFacts:
 
 
 def choose_transport(name: str, facts: Sequence[RankFacts]) -> str:
-    """What `name` becomes: `host`, `device` or `nccl`.
+    """The transport for the option `name`: `host`, `device` or `nccl`.
 
     Args:
         facts: Facts of all ranks, by rank. All ranks conclude the same from them.
 
     Raises:
-        TilenetError: What was asked for does not fit the facts.
+        TilenetError: The transport does not fit the facts.
     """
     if name == "auto":
         if not _nccl_fault(facts):
@@ -110,12 +110,12 @@ def _switch(mpi: str) -> str:
 
 
 def exchange_from(
-    asked: str, devices: Sequence[torch.device], comm: "MPI.Intracomm"
+    memory: str, devices: Sequence[torch.device], comm: "MPI.Intracomm"
 ) -> Literal["host", "device"]:
-    """From where the halos of feature maps are sent: `host` or `device` memory. Collective.
+    """The memory from which halos of feature maps are sent: `host` or `device`. Collective.
 
     Args:
-        asked: `auto`, `host` or `device`.
+        memory: `auto`, `host` or `device`.
         devices: Devices of this rank.
 
     Raises:
@@ -123,12 +123,12 @@ def exchange_from(
     """
     gpus = [device for device in devices if device.type == "cuda"]
     on_gpus = bool(gpus)
-    takes = _takes_memory_of(gpus) if gpus else None
-    facts = comm.allgather((on_gpus, takes))
-    if asked == "host" or not any(gpus for gpus, _ in facts):
+    own_fact = _takes_memory_of(gpus) if gpus else None
+    facts = comm.allgather((on_gpus, own_fact))
+    if memory == "host" or not any(gpus for gpus, _ in facts):
         return "host"
-    refusing = [rank for rank, (_, found) in enumerate(facts) if found is False]
-    if asked == "device" and refusing:
+    refusing = [rank for rank, (_, takes) in enumerate(facts) if takes is False]
+    if memory == "device" and refusing:
         from mpi4py import MPI
 
         mpi = _mpi_version(MPI.Get_library_version())
@@ -136,7 +136,7 @@ def exchange_from(
             f"exchange_from: device needs an MPI that takes device memory (on rank {refusing[0]} "
             f"it does not: {mpi}); {_switch(mpi)}, or use exchange_from: host"
         )
-    if asked == "device" or all(found for _, found in facts):
+    if memory == "device" or all(takes for _, takes in facts):
         return "device"
     return "host"
 
@@ -166,7 +166,7 @@ TRIED_BYTES = 1024
 
 
 def _takes_memory_of(gpus: Sequence[torch.device]) -> bool | None:
-    """As `mpi_takes_device_memory`, but where it says so it is tried too."""
+    """As `mpi_takes_device_memory`, and confirmed by a message."""
     says = mpi_takes_device_memory()
     return arrives_from(gpus[0]) if says and gpus else says
 
@@ -187,7 +187,7 @@ def arrives_from(device: torch.device) -> bool:
 
 
 def mpi_takes_device_memory() -> bool | None:
-    """Whether this rank's MPI says that it takes device memory; None: it does not say."""
+    """Whether this rank's MPI says that it takes device memory; None if it does not say."""
     from mpi4py import MPI
 
     if "CRAY MPICH" in MPI.Get_library_version():

@@ -24,7 +24,7 @@ class Transport(Protocol):
     """Sums one-dimensional tensors over ranks, in place; called from one thread.
 
     Attributes:
-        name: What was chosen: `host`, `device` or `nccl`.
+        name: The chosen transport: `host`, `device` or `nccl`.
     """
 
     name: str
@@ -32,17 +32,17 @@ class Transport(Protocol):
     def sum(self, part: Tensor) -> None:
         """Replace `part` by its sum over the ranks; on return the sum is there. Collective.
 
-        What writes `part` must be done before.
+        All writes to `part` must have ended before.
         """
 
     def sum_own(self, part: Tensor) -> None:
-        """Replace this rank's `block` of `part` by its sum; what is elsewhere is lost. Collective.
+        """Replace this rank's `block` of `part` by its sum; all else is lost. Collective.
 
         `part` is one that as many ranks cut into equal blocks, here and in `gather`.
         """
 
     def gather(self, part: Tensor) -> None:
-        """Replace each rank's `block` of `part` by what that rank has there. Collective."""
+        """Replace each rank's `block` of `part` by that rank's values. Collective."""
 
     def close(self) -> None:
         """Give everything back. Collective."""
@@ -52,7 +52,7 @@ class _MpiTransport:
     """Messages of MPI, in memory that a subclass chooses.
 
     Args:
-        comm: Is duplicated, so that its messages do not meet others.
+        comm: The ranks; duplicated, so that messages do not meet others.
     """
 
     def __init__(self, comm: "MPI.Intracomm") -> None:
@@ -94,8 +94,8 @@ class HostTransport(_MpiTransport):
     """MPI on host memory; pieces on a device are staged through pinned memory.
 
     Args:
-        comm: Is duplicated, so that its messages do not meet others.
-        pieces: What will be summed.
+        comm: The ranks; duplicated, so that messages do not meet others.
+        pieces: The tensors that will be summed.
     """
 
     def __init__(self, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
@@ -123,7 +123,7 @@ class DeviceTransport(_MpiTransport):
     """A CUDA-aware MPI on device memory.
 
     Args:
-        comm: Is duplicated, so that its messages do not meet others.
+        comm: The ranks; duplicated, so that messages do not meet others.
     """
 
     def __init__(self, comm: "MPI.Intracomm") -> None:
@@ -143,10 +143,10 @@ def open_transport(name: str, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -
     Args:
         name: `auto`, `host`, `device` or `nccl`; the same on all ranks.
         comm: The ranks that sum.
-        pieces: What will be summed: as many of the same sizes on each rank.
+        pieces: The tensors that will be summed: as many of the same sizes on each rank.
 
     Raises:
-        AgreedError: On all ranks: it does not fit their devices, or cannot be set up.
+        AgreedError: On all ranks, if it does not fit their devices or cannot be set up.
     """
     _check_alike(comm, pieces)
     facts = comm.allgather(rank_facts(pieces))
@@ -162,7 +162,7 @@ def open_transport(name: str, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -
 
 
 def _check_alike(comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
-    """Ranks that cut otherwise would add wrong numbers to one another, or wait forever."""
+    """Refuse ranks that cut otherwise: they would add wrong numbers, or wait forever."""
     devices = list(dict.fromkeys(piece.device for piece in pieces))
     layout = [(p.numel(), str(p.dtype), devices.index(p.device)) for p in pieces]
     first = comm.bcast(layout, root=0)

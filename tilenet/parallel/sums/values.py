@@ -23,8 +23,8 @@ __all__ = ["RunningStatistics", "add_over", "global_sum", "largest_over"]
 def global_sum(x: Tensor, comm: "MPI.Intracomm | None") -> Tensor:
     """The sum of `x` over the ranks, on each of them. Collective, in forward and in backward.
 
-    Its adjoint is itself: what each rank makes of the sum flows back to all. So ranks that compute
-    one loss from it alike must each take their share of that loss, 1 / `comm.size`.
+    It is its own adjoint: gradients of each rank's copy of the sum flow back to all. So ranks that
+    compute one loss from it alike must each take their share of that loss, 1 / `comm.size`.
 
     Args:
         x: float64, wants a gradient on all ranks or on none.
@@ -45,12 +45,12 @@ class _GlobalSum(torch.autograd.Function):
 
 
 def add_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
-    """The sum of float64 values over ranks. Collective; None: there are no others."""
+    """The sum of float64 values over ranks. Collective; `comm` is None for a rank alone."""
     return _reduced(comm, values, "SUM")
 
 
 def largest_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
-    """The largest of float64 values over ranks. Collective; None: there are no others."""
+    """The largest of float64 values over ranks. Collective; `comm` is None for a rank alone."""
     return _reduced(comm, values, "MAX")
 
 

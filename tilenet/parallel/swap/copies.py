@@ -37,8 +37,8 @@ class Arrival:
     """A copy to a device, under way or done.
 
     Attributes:
-        event: Its end.
-        owner: Stream that the memory was allocated on.
+        event: End of the copy.
+        owner: Stream on which the memory was allocated.
     """
 
     event: torch.cuda.Event
@@ -70,7 +70,7 @@ class CopyStreams:
             host: uint8, as many.
 
         Returns:
-            The end of the copy; None: it is done.
+            The end of the copy; None if it is done.
         """
         if flat.device.type != "cuda":
             host.copy_(flat)
@@ -91,11 +91,11 @@ class CopyStreams:
         """Begin to copy from the host.
 
         Args:
-            sent: End of the copy that brought the bytes there, from whichever device; None: they
-                are there.
+            sent: End of the copy that brought the bytes there, from whichever device; None if
+                it has ended.
 
         Returns:
-            The bytes on the device, and when they are there; None: they are.
+            The bytes on the device, and their arrival; None if they have arrived.
         """
         flat = torch.empty(host.shape, dtype=torch.uint8, device=device)
         if device.type != "cuda":
@@ -157,12 +157,12 @@ class _Leaving:
 
 @dataclass(eq=False)
 class HostCopy:
-    """A storage's bytes elsewhere.
+    """A copy of a storage's bytes in the pool.
 
     Attributes:
-        num_bytes: How many.
-        part: Where they lie.
-        sent: When the bytes are there; None: they are.
+        num_bytes: Number of bytes.
+        part: Their place in the pool.
+        sent: End of the copy to there; None if it has ended.
         fetches: Ends of the copies from there; the part may not be used again before.
     """
 
@@ -173,7 +173,7 @@ class HostCopy:
 
     @property
     def events(self) -> list[torch.cuda.Event]:
-        """All of them."""
+        """The ends of all copies to and from there."""
         return self.fetches if self.sent is None else [self.sent, *self.fetches]
 
 
@@ -182,9 +182,9 @@ class HostCopies:
 
     Args:
         slabs: The pool; closed by `close`.
-        statistics: Counts what is copied, and what lies in the pool.
-        in_flight: Bytes that may be on their way out of each device; of one that it leaves out,
-            any number.
+        statistics: Counts copies, and the bytes in the pool.
+        in_flight: Most bytes of copies under way out of each device; without a limit for devices
+            that are not listed.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class HostCopies:
     def fetch(
         self, copy: HostCopy, device: torch.device
     ) -> tuple[torch.UntypedStorage, Arrival | None]:
-        """A new storage with these bytes on a device, and when they are there; None: they are."""
+        """A new storage with these bytes on a device, and their arrival; None if it is over."""
         with self._locked():
             began = perf_counter()
             host = self._slabs.bytes_of(copy.part, copy.num_bytes)

@@ -43,11 +43,11 @@ class Slabs(ABC):
     """A pool that grows by slabs up to a limit.
 
     Args:
-        limit_bytes: Bytes of all slabs together; None: none.
-        slab_bytes: Bytes of a slab, at least; what is larger gets one of its own.
+        limit_bytes: Most bytes of all slabs together; None for no limit.
+        slab_bytes: Least bytes of a slab; a larger tensor gets a slab of its own.
 
     Attributes:
-        used_bytes: Handed out now.
+        used_bytes: Bytes that are handed out now.
         total_bytes: Bytes of all slabs.
     """
 
@@ -89,9 +89,9 @@ class Slabs(ABC):
             )
         self._slabs.append(self._make(size))
         self.total_bytes += size
-        made = SlabPart(len(self._slabs) - 1, 0, size)
-        insort(self._free, made)
-        return self._free.index(made)
+        slab = SlabPart(len(self._slabs) - 1, 0, size)
+        insort(self._free, slab)
+        return self._free.index(slab)
 
     def _slab_size(self, size: int, room: int) -> int:
         """Bytes of a new slab: at least `size`, and else at most `room`."""
@@ -114,14 +114,14 @@ class Slabs(ABC):
 
     @abstractmethod
     def suits(self, device: torch.device) -> bool:
-        """Whether what lies on a device is elsewhere when it is here."""
+        """Whether tensors of a device free its memory by moving to this pool."""
 
     @abstractmethod
     def _make(self, num_bytes: int) -> Tensor:
         """A new slab, uint8."""
 
     def close(self) -> None:
-        """Give all slabs back; what was handed out is gone."""
+        """Free all slabs, with the parts that were handed out."""
         self._slabs.clear()
         self._free.clear()
         self.used_bytes = self.total_bytes = 0
@@ -149,7 +149,7 @@ class FileSlabs(Slabs):
     ends, and its room is reserved before it is written: a full disk must be an error, not a signal.
 
     Args:
-        folder: On a disk with room.
+        folder: Folder on a disk with enough room.
     """
 
     def __init__(
@@ -192,11 +192,11 @@ class FileSlabs(Slabs):
 
 
 def open_slabs(folder: str | None, limit_bytes: int | None, *, pinned: bool) -> Slabs:
-    """A pool for what is swapped out.
+    """A pool for storages that are swapped out.
 
     Args:
-        folder: Folder of its file; None: pinned memory, or the folder for temporary files.
-        limit_bytes: Bytes of all slabs together; None: none.
+        folder: Folder of its file; None for pinned memory, or the folder for temporary files.
+        limit_bytes: Most bytes of all slabs together; None for no limit.
         pinned: Whether there is a device to pin memory for.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the swapper knows of a storage, and what autograd holds instead of a tensor."""
+"""The swapper's record of a storage, and the objects that autograd holds instead of tensors."""
 
 import weakref
 from collections.abc import Callable
@@ -64,13 +64,13 @@ class SavedStorage:
     """A storage that backward needs: on its device, or elsewhere, or both.
 
     Attributes:
-        num_bytes: Its size.
+        num_bytes: Size of the storage.
         version: Version of the tensors that it was saved for.
-        device: Where it belongs.
-        here: It, while the swapper keeps it there.
+        device: The device of the tensors.
+        here: The storage on that device, while the swapper keeps it there.
         known: The latest storage object, which code outside may keep alive.
-        copy: Where it went; None: it never did.
-        arrival: When its latest copy is back.
+        copy: Its copy in the pool; None if it was never sent.
+        arrival: Arrival of the latest copy back.
         numbers: Numbers of the tensors on it that autograd holds, in ascending order.
     """
 
@@ -89,11 +89,11 @@ class SavedStorage:
 
 
 class SavedTensor:
-    """What autograd holds instead of a tensor whose storage may go out.
+    """The object that autograd holds instead of a tensor whose storage may go out.
 
     Args:
         tensor: Tensor to be built again, on the same part of the storage and in the same layout.
-        watch: On the tensor.
+        watch: Watch on the tensor's version.
         storage: Storage of the tensor.
         number: The larger, the sooner backward is expected to need it.
         on_free: Called when autograd needs it no more.

@@ -1,8 +1,8 @@
-"""In which order backward needs what forward saves, learnt from the steps before.
+"""The order in which backward needs saved tensors, learnt from the steps before.
 
-By itself autograd needs on one thread what was saved last first, branches or not. Programs do
-otherwise: two graphs whose backward runs in the order of their forward, heads with losses of their
-own, what is saved and never needed, pipelines that hand micro-batches on.
+On one thread, autograd by itself needs the tensor first that was saved last, with branches too.
+Programs differ: two graphs whose backward runs in the order of their forward, heads with losses of
+their own, tensors that are saved and never needed, pipelines that hand micro-batches on.
 """
 
 from bisect import bisect_left, insort
@@ -27,39 +27,39 @@ class SavedOrder:
         return len(self._numbers)
 
     def add(self, storage: SavedStorage) -> None:
-        """Sort it in."""
+        """Insert a storage in order."""
         insort(self._numbers, storage.next_need)
         self._of[storage.next_need] = storage
 
     def remove(self, storage: SavedStorage) -> None:
-        """Take it out."""
+        """Remove a storage."""
         del self._numbers[bisect_left(self._numbers, storage.next_need)]
         del self._of[storage.next_need]
 
     def needed_last(self) -> SavedStorage | None:
-        """The first; None: there is none."""
+        """The storage that is needed last, if there is any."""
         return self._of[self._numbers[0]] if self._numbers else None
 
     def needed_after(self, number: int) -> SavedStorage | None:
-        """The one that is needed next once the tensor of that number was."""
+        """The storage that is needed next after the tensor of that number."""
         place = bisect_left(self._numbers, number)
         return self._of[self._numbers[place - 1]] if place else None
 
 
-MOST_STEPS = 8  # that are remembered; as many sizes of images may take turns
+MOST_STEPS = 8  # remembered steps; as many sizes of images may take turns
 
 
-MOST_TENSORS = 1 << 16  # of a step; where some graph always lives, one step never ends
+MOST_TENSORS = 1 << 16  # tensors of a step, which never ends if some graph is always alive
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What was saved, in this order, while something of it was alive.
+    """The tensors of a step in the order of saving, from the first until none was alive.
 
     Attributes:
-        sizes: Sizes of the storages, in bytes.
-        ranks: The larger, the sooner it was needed; 0 … n − 1.
-        needed: How many were needed at all.
+        sizes: Sizes of their storages, in bytes.
+        ranks: Ranks 0 … n − 1; the larger, the sooner the tensor was needed.
+        needed: Number of tensors that were needed at all.
     """
 
     sizes: tuple[int, ...]
@@ -77,19 +77,19 @@ class LearnedOrder:
 
     def __init__(self) -> None:
         self._steps: dict[tuple[int, ...], _Step] = {}  # the latest last
-        self._next = 0  # above all numbers given so far, and those that are set aside
+        self._next = 0  # above all numbers in use, and those that are reserved
         self._begin()
 
     def _begin(self) -> None:
         self._sizes: list[int] = []
-        self._given: list[int] = []
+        self._numbers: list[int] = []
         self._needed: dict[int, int] = {}  # number -> its place in the order of needs
         self._like: _Step | None = None
         self._base = 0
 
     def end_step(self) -> None:
-        """Nothing that was saved is alive any more."""
-        if self._needed and len(self._given) < MOST_TENSORS:
+        """End a step: no saved tensor is alive any more."""
+        if self._needed and len(self._numbers) < MOST_TENSORS:
             sizes, known = tuple(self._sizes), self._steps.pop(tuple(self._sizes), None)
             # A backward through a part of the graph tells less than one through all of it.
             if known is None or len(self._needed) >= known.needed:
@@ -100,20 +100,20 @@ class LearnedOrder:
         self._begin()
 
     def number(self, num_bytes: int) -> int:
-        """That of the tensor that is saved next, on a storage of a number of bytes."""
-        place = len(self._given)
+        """The number of the next tensor, which is saved on a storage of `num_bytes`."""
+        place = len(self._numbers)
         if place >= MOST_TENSORS:
             return self._above()
         self._sizes.append(num_bytes)
         if not place or (self._like is not None and self._like.sizes[place:][:1] != (num_bytes,)):
             self._like = self._lookalike()
         number = self._above() if self._like is None else self._base + self._like.ranks[place]
-        self._given.append(number)
+        self._numbers.append(number)
         return number
 
     def need(self, number: int) -> None:
-        """Backward needs the tensor of that number, now."""
-        if len(self._given) < MOST_TENSORS:
+        """Note that backward needs the tensor of that number now."""
+        if len(self._numbers) < MOST_TENSORS:
             self._needed.setdefault(number, len(self._needed))
 
     def _above(self) -> int:
@@ -129,8 +129,8 @@ class LearnedOrder:
         return None
 
     def _ranks(self) -> tuple[int, ...]:
-        never = len(self._given)
-        needs = [self._needed.get(number, never) for number in self._given]
+        never = len(self._numbers)
+        needs = [self._needed.get(number, never) for number in self._numbers]
         ranks = [0] * len(needs)
         last_first = sorted(range(len(needs)), key=needs.__getitem__, reverse=True)
         for rank, place in enumerate(last_first):

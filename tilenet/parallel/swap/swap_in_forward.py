@@ -1,4 +1,4 @@
-"""What modules compute while they are under way has its saved tensors swapped.
+"""Swap the tensors that autograd saves during the forward of modules.
 
 Hooks belong to a thread, and a pipeline's layers run on threads of their own, again in backward
 where activations are recomputed: so the hooks are entered where a module begins, and left where it
@@ -26,7 +26,7 @@ class SwapInForward:
     non-reentrant checkpoint would else keep all that it is there to recompute.
 
     Args:
-        swapper: Gets the tensors.
+        swapper: The swapper that gets the tensors.
     """
 
     def __init__(self, swapper: Swapper) -> None:
@@ -38,9 +38,9 @@ class SwapInForward:
 
     @contextmanager
     def around(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Let the forward of modules enter and leave; backward may run behind the context.
+        """Swap in the forward of these modules; backward may run after the context.
 
-        Where one is part of another the outer one does it.
+        If a module is part of another one, the outer one enters the hooks.
         """
         with ExitStack() as stack:
             stack.callback(self.leave)
@@ -67,7 +67,7 @@ class SwapInForward:
                 hooks.__exit__()
 
     def leave(self) -> None:
-        """Leave what this thread was thrown out of, by an interrupt for instance."""
+        """Leave all hooks that this thread did not leave, after an interrupt for instance."""
         entered = self._entered()
         while entered:
             _, hooks = entered.pop()
@@ -75,6 +75,6 @@ class SwapInForward:
                 hooks.__exit__()
 
     def _entered(self) -> list[tuple[nn.Module, saved_tensors_hooks | None]]:
-        found: list[tuple[nn.Module, saved_tensors_hooks | None]]
-        found = self._thread.__dict__.setdefault("entered", [])
-        return found
+        entered: list[tuple[nn.Module, saved_tensors_hooks | None]]
+        entered = self._thread.__dict__.setdefault("entered", [])
+        return entered

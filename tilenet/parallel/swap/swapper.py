@@ -37,17 +37,16 @@ class Swapper:
     Threads may share one, and several graphs may live at a time.
 
     Args:
-        limit_bytes: Of saved storages on their devices, together; beyond it they go out. None:
-            nothing goes.
+        limit_bytes: Most bytes of saved storages on their devices; beyond it they go out. None:
+            no storage goes out.
         min_bytes: Smaller storages stay, and do not count.
-        lookahead: Storages that are fetched ahead in backward, as far as the limit
-            allows.
-        slabs: Where they go; closed by `close`.
-        in_flight: As of `HostCopies`.
+        lookahead: Storages that are fetched ahead in backward, as far as the limit allows.
+        slabs: The pool to which they go; closed by `close`.
+        in_flight: As for `HostCopies`.
 
     Attributes:
-        statistics: What happened so far.
-        copies: Where tensors go; others may send theirs there too.
+        statistics: Counts of copies and bytes so far.
+        copies: The copies in the pool; other code may send its tensors there too.
     """
 
     def __init__(
@@ -69,10 +68,10 @@ class Swapper:
         self._freed: deque[tuple[SavedStorage, int]] = deque()
 
     def pack(self, tensor: Tensor) -> KeptTensor | SavedTensor:
-        """What autograd shall hold instead of a tensor.
+        """The object that autograd holds instead of a tensor.
 
         Raises:
-            TilenetError: There is no room where tensors go.
+            TilenetError: The pool has no room.
         """
         with torch.no_grad():
             if self._closing or not self._may_go(tensor):
@@ -150,7 +149,7 @@ class Swapper:
                 self._lock.release()
 
     def _settle(self) -> None:
-        """Forget what autograd needs no more."""
+        """Drop storages that autograd needs no more."""
         while self._freed:
             storage, number = self._freed.popleft()
             order = self._here if storage.here is not None else self._out
@@ -174,8 +173,8 @@ class Swapper:
         if tensor._version not in versions:
             versions[tensor._version] = SavedStorage(storage, tensor._version, tensor.device)
             self.statistics.active_bytes += storage.nbytes()
-        found: SavedStorage = versions[tensor._version]
-        return found
+        saved: SavedStorage = versions[tensor._version]
+        return saved
 
     def _number(self, storage: SavedStorage, number: int) -> None:
         order = self._here if storage.here is not None else self._out
@@ -185,7 +184,7 @@ class Swapper:
         order.add(storage)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Send out what backward needs last, until `num_bytes` more keep the limit."""
+        """Send out storages that backward needs last, until `num_bytes` more keep the limit."""
         while self.limit_bytes is not None:
             last = self._here.needed_last()
             if last is None or self.statistics.active_bytes + num_bytes <= self.limit_bytes:
@@ -216,11 +215,11 @@ class Swapper:
 
     def _fetch_ahead(self, number: int) -> None:
         for _ in range(self.lookahead):
-            found = [order.needed_after(number) for order in (self._here, self._out)]
-            following = [storage for storage in found if storage is not None]
+            candidates = [order.needed_after(number) for order in (self._here, self._out)]
+            following = [storage for storage in candidates if storage is not None]
             if not following or self.limit_bytes is None:
                 return
-            storage = max(following, key=lambda one: one.next_need)
+            storage = max(following, key=lambda saved: saved.next_need)
             number = storage.next_need
             if storage.here is None:
                 if self.statistics.active_bytes + storage.num_bytes > self.limit_bytes:
