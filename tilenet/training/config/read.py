@@ -20,7 +20,8 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, set_loader, set_parsing_settings
 
 from tilenet.data.image_list import ImageList, Pair, read_image_list
-from tilenet.data.image_patterns import is_list_file, is_pattern, matched
+from tilenet.data.image_patterns import is_items, is_list_file, is_pattern, matched
+from tilenet.data.item_list import read_items
 from tilenet.errors import TilenetError, UsageError, one_line
 from tilenet.planning.plan import read_plan
 from tilenet.training.config.run_file import RunFile
@@ -228,8 +229,9 @@ def _expanded(
     images: Sequence[str], labels: Sequence[str], notes: list[str]
 ) -> tuple[list[Pair], ImageList | None]:
     """The pairs of paths and patterns, or the list that stands in their place."""
-    if len(images) == 1 and is_list_file(images[0], with_labels=bool(labels)):
-        found = read_image_list(images[0])
+    items = len(images) == 1 and is_items(images[0])
+    if items or (len(images) == 1 and is_list_file(images[0], with_labels=bool(labels))):
+        found = read_items(images[0], labels[0]) if items else read_image_list(images[0])
         of_splits = f", {len(found.validation)} for validation, {found.num_test} for test"
         notes.append(
             f"{images[0]}: {len(found.train)} images to train on"
