@@ -6,7 +6,7 @@ A CSV file, or any vector file that GDAL reads (GeoJSON, GeoPackage …), with t
 
 import csv
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
@@ -16,7 +16,7 @@ from tilenet.data.rasters.remedies import VECTOR_INFO
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
 
-__all__ = ["ImageList", "read_image_list"]
+__all__ = ["ImageList", "listed", "read_image_list"]
 
 SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
@@ -56,7 +56,7 @@ def read_image_list(path: str) -> ImageList:
             f"a list of images must be readable ({path}: {error}); check the path, and that it is "
             "a CSV file in UTF-8"
         ) from error
-    return _listed(path, rows)
+    return listed(path, rows)
 
 
 def _csv_rows(path: str) -> list[Row]:
@@ -118,7 +118,16 @@ def _columns(path: str, fields: Iterable[str]) -> list[str]:
     return names
 
 
-def _listed(path: str, rows: list[Row]) -> ImageList:
+def listed(path: str, rows: Sequence[Row]) -> ImageList:
+    """The images of the rows of a list.
+
+    Args:
+        path: Path of the list, to whose folder names are relative.
+        rows: Cells of the columns image and label, and split where there are splits.
+
+    Raises:
+        TilenetError: A row is incomplete, has an unknown split, or names an image again.
+    """
     if not rows:
         raise TilenetError(f"a list of images must name at least one ({path}: none); add rows")
     has_splits = "split" in rows[0]

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from tilenet.errors import TilenetError
 from tilenet.storage.atomic import check_name
 
-__all__ = ["is_list_file", "is_pattern", "matched"]
+__all__ = ["is_items", "is_list_file", "is_pattern", "matched"]
 
 # GeoPackages may hold rasters too; where labels are given next to one, the raster is meant.
 LISTS = (".csv", ".geojson", ".json", ".gpkg", ".shp", ".fgb")
@@ -26,6 +26,11 @@ def is_list_file(path: str, *, with_labels: bool = False) -> bool:
     """
     ending = PurePath(path).suffix.lower()
     return ending in LISTS and not (with_labels and ending in LISTS_OR_RASTERS)
+
+
+def is_items(path: str) -> bool:
+    """Whether a name is that of assets of a STAC item collection: `items.json#red+nir`."""
+    return re.search(r"\.(geo)?json#.", path) is not None
 
 
 def is_pattern(path: str) -> bool:

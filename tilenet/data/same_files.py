@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilenet.data.labels.source import LabelSource
+from tilenet.data.rasters.location import file_name, real_path
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
@@ -45,7 +46,7 @@ class SampleFile:
     @property
     def text(self) -> str:
         """The text that must be the same on all ranks, without the folder."""
-        names = "+".join(os.path.basename(part) for part in stacked_paths(self.path))
+        names = "+".join(file_name(part) for part in stacked_paths(self.path))
         return f"{self.split} {self.role} {names}: {self.facts}"
 
 
@@ -90,8 +91,8 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
         if file.role != "image":
             continue
         # The files of an image, each once, through links too.
-        shared = set(map(os.path.realpath, file.shared))
-        for part in dict.fromkeys(map(os.path.realpath, stacked_paths(file.path))):
+        shared = set(map(real_path, file.shared))
+        for part in dict.fromkeys(map(real_path, stacked_paths(file.path))):
             before, was_shared = splits.get(part, ("", True))
             splits[part] = file.split, was_shared and part in shared
             if was_shared and part in shared:

@@ -11,8 +11,10 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.bounds import bounds_of
 from tilenet.data.rasters.extent import check_overlap
+from tilenet.data.rasters.location import remedy_when_read
 from tilenet.data.rasters.raster import GDAL_ERRORS, Pixels, Raster, reason
-from tilenet.data.rasters.remedies import CHECK, NEAREST
+from tilenet.data.rasters.remedies import NEAREST
+from tilenet.data.rasters.rereading import read_from
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 
@@ -68,12 +70,14 @@ class NearestPixels:
         place = FileWindow(window.col, window.row, window.width, window.height)
         try:
             # Both bands as they are: rasterio's mask knows alpha in 8 and 16 unsigned bits only.
-            values: NDArray[Any] = self._warped().read(window=place)
+            values: NDArray[Any] = read_from(
+                self._raster.path, lambda: self._warped().read(window=place)
+            )
         except GDAL_ERRORS as error:
             raise TilenetError(
                 f"a raster must be readable everywhere ({self._raster.path}: what lies under rows "
                 f"{window.row} to {window.row + window.height - 1}, columns {window.col} to "
                 f"{window.col + window.width - 1} of the image cannot be read: {reason(error)}); "
-                f"copy the file again or check it with {CHECK}"
+                f"{remedy_when_read(self._raster.path)}"
             ) from error
         return Pixels(values[:1], np.asarray(values[1] != 0))

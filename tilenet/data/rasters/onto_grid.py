@@ -26,8 +26,10 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.block_cache import BlockCache
 from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
+from tilenet.data.rasters.location import remedy_when_read
 from tilenet.data.rasters.opening import GDAL_ERRORS, dtypes_of, reason
-from tilenet.data.rasters.remedies import AVERAGE, CHECK, LIKE, SET_CRS
+from tilenet.data.rasters.remedies import AVERAGE, LIKE, SET_CRS
+from tilenet.data.rasters.rereading import read_from
 from tilenet.errors import TilenetError
 from tilenet.geometry.pieces import within
 from tilenet.geometry.windows import Window, overlap
@@ -165,13 +167,13 @@ class OntoGrid:
     def _planes(self, view: Any, part: Window, window: Window) -> NDArray[Any]:
         place = FileWindow(part.col, part.row, part.width, part.height)
         try:
-            return np.asarray(view.read(window=place))
+            return read_from(self.path, lambda: np.asarray(view.read(window=place)))
         except GDAL_ERRORS as error:
             raise TilenetError(
                 f"a raster must be readable everywhere ({self.path}: what lies under rows "
                 f"{window.row} to {window.row + window.height - 1}, columns {window.col} to "
                 f"{window.col + window.width - 1} of {self._first.name} cannot be read: "
-                f"{reason(error)}); copy the file again or check it with {CHECK}"
+                f"{reason(error)}); {remedy_when_read(self.path)}"
             ) from error
 
     @property

@@ -1,6 +1,5 @@
 """Open one raster, or say in a sentence why it cannot be read: missing, broken, a container."""
 
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ from rasterio._err import CPLE_BaseError
 from rasterio.enums import Interleaving
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
-from tilenet.data.rasters.remedies import CHECK, SET_TRANSFORM, TILED
+from tilenet.data.rasters.location import opening_remotely, remedy_when_opened
+from tilenet.data.rasters.remedies import SET_TRANSFORM, TILED
 from tilenet.errors import TilenetError
 from tilenet.storage.atomic import check_name
 
@@ -45,7 +45,7 @@ def opened(path: str) -> Any:
     """
     check_name("a raster", path)
     try:
-        with quiet():
+        with quiet(), opening_remotely(path):
             return rasterio.open(path)
     except GDAL_ERRORS as error:
         raise cannot_open(path, error) from error
@@ -82,13 +82,9 @@ def reason(error: BaseException) -> str:
 def cannot_open(path: str, error: Exception) -> TilenetError:
     """The sentence for a file that GDAL does not open."""
     why = reason(error).removeprefix(f"{path}: ")
-    remedy = "check the path"
-    if os.path.exists(path):
-        remedy = (
-            f"copy the file again, check it with {CHECK}, or, if rio env --formats lacks its "
-            "format, convert it to GeoTIFF with a GDAL that has it, such as conda-forge's"
-        )
-    return TilenetError(f"a raster must be a file that GDAL can open ({path}: {why}); {remedy}")
+    return TilenetError(
+        f"a raster must be a file that GDAL can open ({path}: {why}); {remedy_when_opened(path)}"
+    )
 
 
 def check_header(dataset: Any) -> None:

@@ -28,6 +28,7 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.ground import ground_of
 from tilenet.data.rasters.handles import Handles, Viewed
+from tilenet.data.rasters.location import file_name, remedy_when_read
 from tilenet.data.rasters.onto_grid import BLOCK_PX, OntoGrid
 from tilenet.data.rasters.opening import (
     GDAL_ERRORS,
@@ -37,7 +38,7 @@ from tilenet.data.rasters.opening import (
     opened,
     reason,
 )
-from tilenet.data.rasters.remedies import CHECK
+from tilenet.data.rasters.rereading import read_from
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 
@@ -413,13 +414,13 @@ def _open_all(path: str) -> list[Any]:
 def _read(dataset: Any, window: Window, read: Callable[[FileWindow], Any]) -> Any:
     place = FileWindow(window.col, window.row, window.width, window.height)
     try:
-        return read(place)
+        return read_from(dataset.name, lambda: read(place))
     except GDAL_ERRORS as error:
         raise TilenetError(
             f"a raster must be readable everywhere ({dataset.name}: rows {window.row} to "
             f"{window.row + window.height - 1}, columns {window.col} to "
-            f"{window.col + window.width - 1} cannot be read: {reason(error)}); copy the "
-            f"file again or check it with {CHECK}"
+            f"{window.col + window.width - 1} cannot be read: {reason(error)}); "
+            f"{remedy_when_read(dataset.name)}"
         ) from error
 
 
@@ -430,7 +431,7 @@ def _read_mask(dataset: Any, window: Window, size: tuple[int, int] | None) -> An
 def _band(dataset: Any, colour: Any, description: str | None, stacked: bool) -> Band:
     parts: tuple[str, ...] = ()
     if stacked and dataset.count == 1:
-        stem = PurePath(dataset.name).stem
+        stem = PurePath(file_name(dataset.name)).stem
         parts = tuple(dict.fromkeys((stem, *filter(None, re.split(r"[-_. ]+", stem)))))
     # Grey is what GDAL says of the first of bands of which it knows nothing.
     name = "" if colour in (ColorInterp.undefined, ColorInterp.gray) else str(colour.name)

@@ -20,7 +20,8 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, set_loader, set_parsing_settings
 
 from tilenet.data.image_list import ImageList, Pair, read_image_list
-from tilenet.data.image_patterns import is_list_file, is_pattern, matched
+from tilenet.data.image_patterns import is_items, is_list_file, is_pattern, matched
+from tilenet.data.item_list import read_items
 from tilenet.errors import TilenetError, UsageError, one_line
 from tilenet.planning.plan import read_plan
 from tilenet.training.config.run_file import RunFile
@@ -230,9 +231,10 @@ def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:
 def _expanded(
     images: Sequence[str], labels: Sequence[str], notes: list[str]
 ) -> tuple[list[Pair], ImageList | None]:
-    """The pairs that paths and patterns name, or the list file that `images` names."""
-    if len(images) == 1 and is_list_file(images[0], with_labels=bool(labels)):
-        listed = read_image_list(images[0])
+    """The pairs of paths and patterns, or the list that stands in their place."""
+    items = len(images) == 1 and is_items(images[0])
+    if items or (len(images) == 1 and is_list_file(images[0], with_labels=bool(labels))):
+        listed = read_items(images[0], labels[0]) if items else read_image_list(images[0])
         of_splits = f", {len(listed.validation)} for validation, {listed.num_test} for test"
         notes.append(
             f"{images[0]}: {len(listed.train)} images to train on"
