@@ -145,20 +145,20 @@ def clocked(clocks: list[list[int]]) -> Any:
             self.now += 1
             return found
 
-        def _back(self, *args: Any) -> Any:
+        def _backpropagate(self, *args: Any) -> Any:
             self.owed = 2  # once all has come, and before anything goes
-            found = super()._back(*args)
+            found = super()._backpropagate(*args)
             self.now, self.owed = self.now + self.owed, 0
             return found
 
-        def _take(self, other: int) -> Any:
-            then, message = super()._take(other)
+        def _receive(self, other: int) -> Any:
+            then, message = super()._receive(other)
             self.now = max(self.now, then)
             return message
 
-        def _give(self, other: int, message: Any) -> None:
+        def _send(self, other: int, message: Any) -> None:
             self.now, self.owed = self.now + self.owed, 0
-            super()._give(other, (self.now, message))
+            super()._send(other, (self.now, message))
 
     return Worker
 

@@ -70,18 +70,18 @@ class _Meter:
                 meter.let_others_go_on(self.number)
                 return super()._pass(strip, come)
 
-            def _take(self, other: int) -> Any:
+            def _receive(self, other: int) -> Any:
                 with meter.news:
                     while self.posts[other, self.number].empty():
                         meter.waits[self.number] = other
                         meter.news.notify_all()
                         meter.news.wait(1)
                     meter.waits.pop(self.number, None)
-                message = super()._take(other)
+                message = super()._receive(other)
                 meter.let_others_go_on(self.number)
                 return message
 
-            def _give(self, other: int, message: Any) -> None:
+            def _send(self, other: int, message: Any) -> None:
                 """As to another device: a copy, which is there."""
                 with _disable_current_modes(), torch.no_grad():
                     copies = None if message is None else [_copy(one) for one in message]
@@ -89,7 +89,7 @@ class _Meter:
                 meter.lives[other].charge(tensors)
                 del tensors
                 with meter.news:
-                    super()._give(other, copies)
+                    super()._send(other, copies)
                     if meter.waits.get(other) == self.number:
                         del meter.waits[other]
                     meter.news.notify_all()
