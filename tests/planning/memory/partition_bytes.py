@@ -22,7 +22,7 @@ from tilenet.planning.memory.live import LiveBytes
 __all__ = ["bytes_of_partitions"]
 
 
-class _Counted(LiveBytes):
+class _Counted(LiveBytes):  # type: ignore[no-untyped-call]
     """For storages that several threads make and let go."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class _Meter:
         self.waits = dict[int, int]()  # for the message of which partition
         self.ended = set[int]()
 
-    def worker(self) -> type:
+    def worker(self) -> Any:
         """A worker of a partition that is counted."""
         meter = self
 
