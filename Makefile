@@ -11,7 +11,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SIZE ?= 2048
 EXAMPLES ?= 500
-BANNED := rims?|whoever|anew|for ever|likewise|beside|stands there
+BANNED := rims?|whoever|anew|for ever|likewise|beside|stands there|somebody|nobody|strangers?
 SEED := $(or $(SEED),$(shell date +%s))
 
 .PHONY: install demo test rest jobs nightly fuzz bench soak docs check clean

@@ -9,7 +9,7 @@ from tilenet.storage.atomic import put
 
 __all__ = ["put_style", "style_text"]
 
-OURS = ("made-by", "tilenet")  # which QGIS leaves out where somebody saves another style
+OURS = ("made-by", "tilenet")  # which QGIS leaves out where a user saves another style
 HEAD = "<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>\n"
 
 
@@ -32,7 +32,7 @@ def style_text(names: Sequence[str], colours: Sequence[tuple[int, int, int, int]
 
 
 def put_style(map_path: str, style: str | None) -> None:
-    """Put a style next to a map, under its name with .qml; one that somebody made stays.
+    """Put a style next to a map, under its name with .qml; one that a user made stays.
 
     Args:
         style: None: the map has none, and that of an older map goes.
