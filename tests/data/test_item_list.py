@@ -52,7 +52,7 @@ def test_assets_are_files_as_seen_from_the_collection(here: Path) -> None:
 def test_labels_are_named_by_the_id_or_are_one_file(here: Path, labels: str, first: str) -> None:
     write(item("S2.a", visual="a.tif"), item("S2.b", visual="b.tif"))
     found = read_items("scenes/items.json#visual", labels)
-    assert next(label for _, label in found.train) == str(here / first)
+    assert found.train[0][1] == str(here / first)
     assert read_items("scenes/items.json#visual", "https://host/*.tif").train == (
         ("scenes/a.tif", "https://host/S2.a.tif"),
         ("scenes/b.tif", "https://host/S2.b.tif"),
@@ -80,7 +80,12 @@ def test_a_run_takes_splits_from_properties(here: Path) -> None:
         ([item("a", v="a.tif"), item("b", v="a.tif")], "#v", "*.tif", "entries 1 and 2"),
         ([item("a", "x", v="a.tif")], "#v", "*.tif", "split is train"),
         ([item("a", "val", v="a.tif"), item("b", v="b.tif")], "#v", "*.tif", "split is train"),
-        ([{"type": "Feature", "properties": {}}], "#v", "l", "collection.*KeyError: 'id'"),
+        (
+            [{"type": "Feature", "properties": {}}],
+            "#v",
+            "l",
+            "STAC item collection.*KeyError: 'id'",
+        ),
         ([], "#v", "l", "must name at least one"),
         (None, "#v", "l", "STAC item collection.*No such file"),
     ],

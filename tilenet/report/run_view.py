@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tilenet.data.rasters.location import is_remote
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError, UsageError
 from tilenet.parallel.health.progress import TIMINGS
@@ -120,7 +121,8 @@ class RunView:
         where = self.facts.get("working_directory")
         if os.path.exists(path) or not isinstance(where, str):
             return path
-        return "+".join(os.path.join(where, part) for part in stacked_paths(path))
+        parts = stacked_paths(path)
+        return "+".join(p if is_remote(p) else os.path.join(where, p) for p in parts)
 
 
 def _json(path: Path) -> dict[str, Any]:

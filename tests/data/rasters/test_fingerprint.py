@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tilenet.data.rasters.stack import files_beside, fingerprint
+from tilenet.data.rasters.fingerprint import files_beside, fingerprint
 
 
 def test_a_shapefile_is_all_its_files(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.data.rasters.fingerprint import files_beside
 from tilenet.data.rasters.raster import READING, Raster
-from tilenet.data.rasters.stack import files_beside
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 

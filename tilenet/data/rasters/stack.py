@@ -5,19 +5,17 @@ The plus is what YAML and shells leave alone: `images: [a.tif, b.tif]` are two i
 the bands, but its mask says that a pixel counts where *any* band has data; in a stack each file
 has its own say.
 
-Bands are meant by their numbers, or by the names that a file gives them. Fingerprints tell whether
-files are still those that were read: by their names, sizes and times of change.
+Bands are meant by their numbers, or by the names that a file gives them.
 """
 
 import difflib
-import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -46,10 +44,7 @@ __all__ = [
     "Band",
     "BandNames",
     "FileStack",
-    "Fingerprint",
     "band_numbers",
-    "files_beside",
-    "fingerprint",
     "same_grid",
     "stacked_paths",
 ]
@@ -465,34 +460,3 @@ def _plain_tag(dataset: Any) -> int | None:
     if not exact or any(not np.iinfo(d).min <= tag <= np.iinfo(d).max for d in dtypes):
         return None
     return int(tag)
-
-
-# Absolute path, bytes, and nanoseconds of the last change, of each file.
-Fingerprint = tuple[tuple[str, int, int], ...]
-
-
-def fingerprint(paths: Iterable[str]) -> Fingerprint | None:
-    """Fingerprint of files as they are now; None: one is in an archive or on the web."""
-    try:
-        return tuple(
-            (os.path.abspath(path), stat.st_size, stat.st_mtime_ns)
-            for path in paths
-            for stat in [os.stat(path)]
-        )
-    except OSError:
-        return None
-
-
-def files_beside(path: str) -> tuple[str, ...]:
-    """A file and those that belong to it; all that a folder holds (File Geodatabase).
-
-    A Shapefile's attributes and CRS stand in files of the same stem, as does what a GeoPackage that
-    is open elsewhere has not yet taken in, in a file of the same beginning.
-    """
-    whole = Path(path)
-    if whole.is_dir():
-        return tuple(sorted(str(part) for part in whole.rglob("*") if part.is_file()))
-    folder = glob.escape(str(whole.parent))
-    stem, name = glob.escape(whole.stem), glob.escape(whole.name)
-    files = {*glob.glob(f"{folder}/{stem}.*"), *glob.glob(f"{folder}/{name}-wal")}
-    return tuple(sorted({path, *(part for part in files if Path(part) != whole)}))

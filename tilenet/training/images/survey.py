@@ -16,8 +16,8 @@ from rasterio import __gdal_version__
 from tilenet.data import survey as surveys
 from tilenet.data.class_weights import balanced_weights
 from tilenet.data.holdout import HeldOut
+from tilenet.data.rasters.fingerprint import fingerprint
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.rasters.stack import fingerprint
 from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context
