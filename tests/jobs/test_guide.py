@@ -33,6 +33,7 @@ PAGES = [
     "when-it-does-not-fit",
     "library",
     "maps",
+    "remote",
     "export",
 ]
 DATA: dict[str, Callable[[Path], None]] = {
@@ -41,6 +42,7 @@ DATA: dict[str, Callable[[Path], None]] = {
     "exactness": guide_data.scene,
     "when-it-does-not-fit": guide_data.scene,
     "maps": guide_data.class_map,
+    "remote": guide_data.scene,
     "export": guide_data.scene,
 }
 MOST_LINES = 120
