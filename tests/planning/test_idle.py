@@ -8,7 +8,7 @@ import pytest
 from questions import small_machine
 
 from tilenet.geometry.unet import UNetOptions
-from tilenet.planning.explain import answer
+from tilenet.planning.explain import answer, explain
 from tilenet.planning.mesh import MeshShape, tiles_of
 from tilenet.planning.plan import Plan, Question
 from tilenet.planning.search import Search
@@ -45,3 +45,10 @@ def test_a_pipeline_that_waits_says_so() -> None:
         plan = plan_of(3, **asked)
         assert (plan.bubble > 0.5) == says
         assert any("devices wait for one another" in note for note in plan.notes) == says
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_several_nodes_are_counted_in_hours(nodes: int) -> None:
+    plan = replace(plan_of(2, nodes=nodes), epoch_s=900.0)
+    hours = re.findall(r"900 s per epoch(?:, (\S+) node-hours)?", explain([plan]))
+    assert hours == ([str(nodes / 4)] if nodes > 1 else [""])

@@ -110,7 +110,7 @@ def explain(plans: Sequence[Plan]) -> str:
         f"{question.limit_bytes / GIB:.2f} planned with, {plan.host_bytes / GIB:.1f} GiB per node; "
         f"{in_seconds(plan.step_s)} per step (gradients {in_seconds(plan.sum_s)}"
         f"{_other_ranks(plan)}), "
-        f"{in_seconds(plan.epoch_s)} per epoch",
+        f"{in_seconds(plan.epoch_s)} per epoch{_node_hours(plan)}",
         *_states_lines(plan),
         *_swap_lines(plan),
         *_map_lines(plan),
@@ -221,6 +221,12 @@ def _why(plan: Plan, other: Plan) -> str:
     if order.index(other.layout.checkpointing) > order.index(plan.layout.checkpointing):
         reasons.append("computes activations twice")
     return ", ".join(reasons)
+
+
+def _node_hours(plan: Plan) -> str:
+    """What projects on clusters pay with."""
+    nodes = plan.question.nodes
+    return f", {nodes * plan.epoch_s / 3600:.2g} node-hours" * (nodes > 1)
 
 
 def _halo(plan: Plan) -> str:
