@@ -195,7 +195,7 @@ def test_a_run_on_windows_resumes(shared_path: Path, comm: MPI.Intracomm) -> Non
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no crops": ({"crop_px": None}, "as large as crops"),
     "an odd window": ({"crop_px": 33}, "of an even size"),
-    "our own U-Net": ({"network": NetworkKeys(poolings=2)}, "somebody's module"),
+    "our own U-Net": ({"network": NetworkKeys(poolings=2)}, "a user module"),
     "tiles": ({"tiles": TileKeys(size_px=64)}, "leave tiles out"),
     "rows of ranks": ({"mesh": MeshKeys(rows=2)}, "mesh.rows: 2"),
     "partitions": ({"partitions": 2}, "partitions: 2"),
