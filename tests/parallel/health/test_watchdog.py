@@ -152,7 +152,9 @@ def test_training_and_prediction_arm_it_around_all_that_may_hang(
     ]
     armed.clear()
     out = str(shared_path / "map.tif")
-    done = predict(Prediction(run.output, str(scene.image), out, tile_px=40, hang_seconds=1234), comm)
+    done = predict(
+        Prediction(run.output, str(scene.image), out, tile_px=40, hang_seconds=1234), comm
+    )
     tiles = done["grid"][0] * done["grid"][1]
     assert armed == [
         ("opening the checkpoint and the image", SLOW),
