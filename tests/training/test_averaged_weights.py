@@ -38,7 +38,11 @@ def apart(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> fl
     )
 
 
-def test_the_average_is_that_of_a_plain_loop(comm: MPI.Intracomm, shared_path: Path) -> None:
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_the_average_is_that_of_a_plain_loop(
+    comm: MPI.Intracomm, shared_path: Path, partitions: int
+) -> None:
     scenes = scenes_of(shared_path, [(61, 90)], comm)
     made = [
         train_whole(scenes, options_of(NETWORK), steps, LR, SEED).weights
@@ -47,7 +51,10 @@ def test_the_average_is_that_of_a_plain_loop(comm: MPI.Intracomm, shared_path: P
     mean = made[0]
     for one in made[1:]:
         mean = {name: EMA * old + (1 - EMA) * one[name] for name, old in mean.items()}
-    run = run_file(shared_path, scenes, NETWORK, tiles=TileKeys(2, 2))
+    pipeline: dict[str, Any] = {"partitions": partitions, "micro_batches": 2}
+    run = run_file(
+        shared_path, scenes, NETWORK, tiles=TileKeys(4, 2), **pipeline if partitions > 1 else {}
+    )
     optimizer = OptimizerKeys("sgd", LR, ema=EMA)
     assert train(replace(run, steps=STEPS, optimizer=optimizer), comm=comm) == 0
     assert apart(weights(run), mean) <= 1e-12
