@@ -26,7 +26,7 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.ground import ground_of
 from tilenet.data.rasters.handles import Handles, Viewed
-from tilenet.data.rasters.location import file_name, remedy_when_read
+from tilenet.data.rasters.location import file_name, is_remote, remedy_when_read
 from tilenet.data.rasters.onto_grid import BLOCK_PX, OntoGrid
 from tilenet.data.rasters.opening import (
     GDAL_ERRORS,
@@ -370,6 +370,7 @@ def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
     """The files of `R.tif+G.tif`; names that hold a plus sign themselves are found where they lie.
 
     Where a part is no file, it is joined to the parts after it as long as that gives none either.
+    An address goes on up to the next address or file here.
 
     Args:
         folder: Folder of names that are not absolute.
@@ -381,9 +382,17 @@ def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
         most = min(len(parts), MOST_PLUS_SIGNS + 1)
         tries = ("+".join(parts[:count]) for count in range(1, most + 1))
         name = next((n for n in tries if os.path.isfile(os.path.join(folder, n))), parts[0])
-        paths.append(name)
+        if paths and is_remote(paths[-1]) and not _begins(name, folder):
+            paths[-1] += f"+{name}"
+        else:
+            paths.append(name)
         del parts[: name.count("+") + 1]
     return tuple(paths)
+
+
+def _begins(name: str, folder: str) -> bool:
+    """Whether what follows an address is another file: one here, or a longer name of GDAL."""
+    return ":" in name or "/vsi" in name or os.path.exists(os.path.join(folder, name))
 
 
 def _open_all(path: str) -> list[Any]:
