@@ -106,6 +106,33 @@ def test_an_average_is_neither_dropped_nor_begun_in_between(
 
 
 @pytest.mark.ranks(1)
+def test_other_weights_may_be_fixed_when_a_run_goes_on(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    """Freed ones begin at the checkpoint's, and fixed ones stay at their averages."""
+    scenes = scenes_of(shared_path, [(40, 41)], comm)
+    run = replace(run_file(shared_path, scenes, NETWORK), classes=4)
+    run = replace(run, optimizer=OptimizerKeys("adamw", LR, ema=EMA))
+    found: list[dict[str, torch.Tensor]] = []
+    for fixed, steps in (("stem", 2), ("head", 3)):
+        options = {"name": "residual", "drops": False, "fixed": [fixed]}
+        keys = NetworkKeys(module="zoo:network", options=options)
+        run = replace(run, network=keys, steps=steps)
+        assert train(run, resume=True, comm=comm) == 0
+        found.append(weights(run))
+    first, second = found
+    parts = {name.split(".")[0] for name in first}
+    assert {"stem", "head"} < parts
+    trained = state(run)
+    assert all(torch.equal(second[name], first[name]) for name in first if "head" in name)
+    assert not [name for name in trained if name.startswith("20.")]
+    weight = trained["0.weight.trained"]
+    mean = EMA * first["stem.0.weight"] + (1 - EMA) * weight
+    assert not torch.equal(weight, first["stem.0.weight"])
+    assert torch.allclose(second["stem.0.weight"], mean, rtol=1e-12, atol=0)
+
+
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize("ema", [0.0, 1.0, -0.5])
 def test_it_decays(ema: float) -> None:
     with pytest.raises(TilenetError, match="between 0 and 1"):

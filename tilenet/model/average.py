@@ -67,20 +67,24 @@ class WeightAverage:
     def resume(self, state: dict[str, Tensor], source: str) -> None:
         """Of a network with the averages of a checkpoint: take these, and fill in the weights.
 
+        Weights that were fixed until now begin at those of the checkpoint; those that are fixed
+        from now on stay at their averages.
+
         Args:
-            state: `trained` and other tensors, which stay in it.
+            state: `trained`, which is taken out, and other tensors, which stay in it.
             source: Where they come from.
 
         Raises:
-            TilenetError: One is missing, or does not fit.
+            TilenetError: One does not fit.
         """
         self.begin()
+        trained = {key: state.pop(key) for key in list(state) if key.endswith(f".{TRAINED}")}
         for name, weight in zip(self._names, self._weights, strict=True):
-            found = state.pop(f"{name}.{TRAINED}", None)
-            if found is None or found.shape != weight.shape or not found.isfinite().all():
+            found = trained.get(f"{name}.{TRAINED}", weight)
+            if found.shape != weight.shape or not found.isfinite().all():
                 raise TilenetError(
                     f"a run with optimizer.ema goes on with the weights that it trained, in finite "
-                    f"numbers ({source}: {name} is missing or of another shape); use another "
+                    f"numbers ({source}: {name} is of another shape, or not finite); use another "
                     "checkpoint"
                 )
             weight.data.copy_(found)
