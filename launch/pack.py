@@ -68,12 +68,12 @@ def pack(environment: Path, archive: Path) -> list[str]:
             "environment with conda pack"
         )
     part = archive.with_name(f"{archive.name}.part")
-    programs = environment / "bin"
+    programs, aside = environment / "bin", (part.resolve(), archive.resolve())
 
     def add(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         path = environment / member.name
-        if path.name == part.name and path.resolve() == part.resolve():
-            return None  # the archive itself, written into the environment's folder
+        if path.name in (part.name, archive.name) and path.resolve() in aside:
+            return None  # the archive itself, and an older one, in the environment's folder
         if member.isreg() and path.parent == programs:
             text = path.read_bytes()
             changed = relocatable(text, environment)

@@ -72,6 +72,7 @@ def test_packages_left_in_their_checkouts_are_named(
     (packages / "__editable__.mine-1.0.pth").write_text("/home/me/mine\n")
     monkeypatch.setattr(sys, "prefix", str(environment))
     archive = environment / "env.tar"  # in what it holds, and yet not in itself
+    archive.write_text("an older one")
     assert main([str(archive)]) == 0
     said = capsys.readouterr().out
     assert "pip install -e: mine-1.0;" in said
