@@ -46,7 +46,9 @@ def test_assets_are_files_as_seen_from_the_collection(here: Path) -> None:
 
 
 def test_a_plus_sign_in_an_address_stays(here: Path) -> None:
-    write(item("a", red="https://host/S2+a.tif", dem="heights.tif", mask="https://host/m.tif?s=1+2"))
+    write(
+        item("a", red="https://host/S2+a.tif", dem="heights.tif", mask="https://host/m.tif?s=1+2")
+    )
     Path("scenes/heights.tif").touch()
     found = read_items("scenes/items.json#red+dem", "scenes/items.json#mask")
     assert found.train == (

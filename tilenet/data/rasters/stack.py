@@ -377,7 +377,7 @@ def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
     """
     if "+" not in path:  # thousands of images are not looked for
         return (path,)
-    parts, paths = path.split("+"), []
+    parts, paths = path.split("+"), list[str]()
     while parts:
         most = min(len(parts), MOST_PLUS_SIGNS + 1)
         tries = ("+".join(parts[:count]) for count in range(1, most + 1))
