@@ -20,7 +20,7 @@ from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange import norm
-from tilenet.parallel.exchange.halo import Line
+from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.ranks.comm import run_as_rank, world
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.exchange.network import spatial_network
@@ -47,7 +47,7 @@ def program():
     tiling = cut(48, 16, Cut(grid=(3, 1)), HaloRule(0, 2, exchanged=True))
     images = [torch.randn(1, 4, 16, 16) for _ in range(2)]
     origins = [Origin((i,), tiling, (comm.rank,), i) for i in range(2)]
-    for owner, name in ((Line, "start"), (norm, "add_over")):
+    for owner, name in ((HaloChannel, "start"), (norm, "add_over")):
         if name == "{where}":
             # A step of 2 micro-batches has so many calls; the first half is forward.
             setattr(owner, name, broken(getattr(owner, name), {call}))
