@@ -66,9 +66,11 @@ def test_a_run_and_a_map_over_http_are_those_of_the_files(serve: Serve) -> None:
     assert 0 < counts["gets"] <= 12 * ranks
 
 
-@pytest.mark.parametrize("how", ["503", "broken"])
-def test_a_server_that_fails_now_and_then_costs_requests_alone(serve: Serve, how: str) -> None:
-    server = serve(5, how)
+@pytest.mark.parametrize(("every", "how"), [(2, "503"), (5, "broken")])
+def test_a_server_that_fails_now_and_then_costs_requests_alone(
+    serve: Serve, every: int, how: str
+) -> None:
+    server = serve(every, how)
     losses, pixels = trained("a")
     ours, same = trained("b", f"{server.url}/")
     assert server.counts()["failed"] > 0

@@ -379,3 +379,9 @@ def test_what_no_run_writes_costs_its_part_alone(folder: Path, write_table: Writ
     assert page.section("Learning").all("img")
     (folder / "run.json").write_text(json.dumps({"versions": {"a": "\ud800"}}))
     assert r"a \ud800" in write_report(folder).read_text()
+
+
+def test_addresses_are_not_looked_for_where_the_run_was_started(a_run: Path) -> None:
+    view = RunView(a_run)
+    assert view.path_of("https://host/a.tif") == "https://host/a.tif"
+    assert view.path_of("none.tif") != "none.tif"
