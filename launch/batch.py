@@ -24,7 +24,7 @@ __all__ = ["AGAIN", "ending", "gets_on", "main"]
 
 AGAIN = -1  # in place of an exit code: the job comes again
 COPY = 'mkdir -p "$1" && cp -rp --parents "${@:2}" "$1"'  # on the nodes
-# Once per node and archive, though jobs of one user share a node or a job comes again
+# Once per node and archive, also when two jobs of a user share a node or a job comes again
 UNPACK = """
 mkdir -p "${2%/*}" && exec 9>"$2.lock" && flock 9 && if [ ! -e "$2/.whole" ]; then
     rm -rf "$2" && mkdir "$2" && tar -xf "$1" -C "$2" || exit 1
@@ -117,12 +117,17 @@ class _Job:
     def _unpack(self) -> None:
         """Have each node unpack the environment; ranks find it on their PATH."""
         archive = os.path.realpath(self.options.packed)
+        if not os.path.isfile(archive):
+            raise TilenetError(
+                f"what nodes unpack must be a file ({self.options.packed} is none); write it with "
+                "tilenet pack, or start the job with PACKED= in its environment"
+            )
         folder = f"{self._storage()}/tilenet-{os.stat(archive).st_mtime_ns:x}"
         unpack = ["bash", "-c", UNPACK, "unpack", archive, folder]
         if subprocess.run([*self.once_per_node, *unpack], check=False).returncode:
             raise TilenetError(
                 f"the environment must be unpacked on the nodes ({archive} in {folder}); what tar "
-                "says above must be mended, or the job started without --packed"
+                "says above must be mended, or the job started with PACKED= in its environment"
             )
         os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
 

@@ -19,8 +19,7 @@ __all__ = ["main", "pack", "relocatable"]
 
 # The first lines of a program of an environment: as pip writes them, and where the path is long.
 FIRST_LINES = re.compile(
-    rb"#!(?P<short>/[^\n]*?)/(?P<name>python[\d.]*)\n"
-    rb"|#!/bin/sh\n'''exec' \"?(?P<long>/[^\n]*?)/(?P<long_name>python[\d.]*)\"? [^\n]*\n' '''\n"
+    rb"(?:#!|#!/bin/sh\n'''exec' \"?)(/[^\n]*?)/(python[\d.]*)(?:\n|\"? [^\n]*\n' '''\n)"
 )
 
 
@@ -101,13 +100,7 @@ def pack(environment: Path, archive: Path) -> list[str]:
 def relocatable(program: bytes, environment: Path) -> bytes:
     """The program of an environment, if it is a script of its Python, with a path that moves."""
     lines = FIRST_LINES.match(program)
-    folder = lines and (lines["short"] or lines["long"])
-    if (
-        not lines
-        or not folder
-        or Path(os.fsdecode(folder)).resolve() != (environment / "bin").resolve()
-    ):
+    if not lines or Path(os.fsdecode(lines[1])).resolve() != (environment / "bin").resolve():
         return program
-    name = lines["name"] or lines["long_name"]
-    python = b'"$(dirname "$(realpath "$0")")"/' + name
+    python = b'"$(dirname "$(realpath "$0")")"/' + lines[2]
     return b"#!/bin/sh\n'''exec' " + python + b" \"$0\" \"$@\"\n' '''\n" + program[lines.end() :]

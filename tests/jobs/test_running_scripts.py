@@ -363,10 +363,13 @@ def test_the_ranks_run_in_the_environment_that_each_node_unpacks(
         assert (code, output.count(f"packed in {folder}/bin/tilenet\n")) == (0, 4)
         assert (folder / "bin" / "conda-unpack.said").read_text() == "conda\n"
     assert log(tmp_path) == both("predict", tmp_path) + both("train", tmp_path)
-    (tmp_path / "env.tar").write_text("none")
-    code, output = ends(start("", name=name, job=job))
-    assert code == 1
-    assert "the environment must be unpacked on the nodes" in output
+    for text, said in (("none", "must be unpacked on the nodes"), ("", "env.tar is none")):
+        (tmp_path / "env.tar").unlink()
+        if text:
+            (tmp_path / "env.tar").write_text(text)
+        code, output = ends(start("", name=name, job=job))
+        assert code == 1
+        assert said in output
 
 
 def test_files_are_copied_to_the_nodes_first(start: Start, tmp_path: Path) -> None:

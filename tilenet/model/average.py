@@ -1,4 +1,4 @@
-"""The exponential moving average of a network's weights, on the devices where these are.
+"""The exponential moving average of a network's weights, on the devices of the weights.
 
 Running statistics are not averaged: they are running averages already.
 """
@@ -14,7 +14,7 @@ from tilenet.model.network import Network
 
 __all__ = ["WeightAverage"]
 
-TRAINED = "trained"  # of each averaged weight, that which is trained, in state.safetensors
+TRAINED = "trained"  # NAME.trained in state.safetensors: the weight that is trained
 
 
 class WeightAverage:
@@ -27,19 +27,19 @@ class WeightAverage:
 
     def __init__(self, network: Network, decay: float) -> None:
         self.decay = decay
-        self._names = [n for n, one in network.named_parameters() if one.requires_grad]
+        self._names = [name for name, weight in network.named_parameters() if weight.requires_grad]
         self._weights = network.trained
-        self._other = [one.detach().clone() for one in self._weights]
+        self._averages = [weight.detach().clone() for weight in self._weights]
 
     @torch.no_grad()
     def update(self) -> None:
-        """After an update of the weights."""
-        for mean, weight in zip(self._other, self._weights, strict=True):
-            mean.lerp_(weight, 1 - self.decay)
+        """Move the average towards the weights, after they were updated."""
+        for average, weight in zip(self._averages, self._weights, strict=True):
+            average.lerp_(weight, 1 - self.decay)
 
     @contextmanager
     def in_network(self) -> Iterator[None]:
-        """The network has the averages, and this the weights that are trained."""
+        """Put the averages into the network, and keep the trained weights here meanwhile."""
         self._swap()
         try:
             yield
@@ -48,43 +48,44 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for other, weight in zip(self._other, self._weights, strict=True):
+        for average, weight in zip(self._averages, self._weights, strict=True):
             trained = weight.clone()
-            weight.copy_(other)
-            other.copy_(trained)
+            weight.copy_(average)
+            average.copy_(trained)
 
     def begin(self) -> None:
-        """At the network's weights."""
-        for mean, weight in zip(self._other, self._weights, strict=True):
-            mean.copy_(weight.detach())
+        """Begin the average at the network's weights."""
+        for average, weight in zip(self._averages, self._weights, strict=True):
+            average.copy_(weight.detach())
 
     def trained(self) -> dict[str, Tensor]:
-        """While averages are in the network: the weights, as a checkpoint names them."""
+        """The trained weights, as a checkpoint names them, while averages are in the network."""
         return {
-            f"{name}.{TRAINED}": one for name, one in zip(self._names, self._other, strict=True)
+            f"{name}.{TRAINED}": weight
+            for name, weight in zip(self._names, self._averages, strict=True)
         }
 
     def resume(self, state: dict[str, Tensor], source: str) -> None:
-        """Of a network with the averages of a checkpoint: take these, and fill in the weights.
+        """Take the averages from a network that has them, and fill in the trained weights.
 
         Weights that were fixed until now begin at those of the checkpoint; those that are fixed
         from now on stay at their averages.
 
         Args:
             state: `trained`, which is taken out, and other tensors, which stay in it.
-            source: Where they come from.
+            source: The checkpoint, for the error.
 
         Raises:
-            TilenetError: One does not fit.
+            TilenetError: A trained weight has another shape, or is not finite.
         """
         self.begin()
         trained = {key: state.pop(key) for key in list(state) if key.endswith(f".{TRAINED}")}
         for name, weight in zip(self._names, self._weights, strict=True):
-            found = trained.get(f"{name}.{TRAINED}", weight)
-            if found.shape != weight.shape or not found.isfinite().all():
+            value = trained.get(f"{name}.{TRAINED}", weight)
+            if value.shape != weight.shape or not value.isfinite().all():
                 raise TilenetError(
                     f"a run with optimizer.ema goes on with the weights that it trained, in finite "
                     f"numbers ({source}: {name} is of another shape, or not finite); use another "
                     "checkpoint"
                 )
-            weight.data.copy_(found)
+            weight.data.copy_(value)

@@ -9,7 +9,7 @@ from tilenet.storage.atomic import put
 
 __all__ = ["put_style", "style_text"]
 
-OURS = ("made-by", "tilenet")  # which QGIS leaves out where a user saves another style
+MADE_BY = ("made-by", "tilenet")  # QGIS leaves it out when a user saves another style
 HEAD = "<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>\n"
 
 
@@ -17,12 +17,14 @@ def style_text(names: Sequence[str], colours: Sequence[tuple[int, int, int, int]
     """The style of a map whose values 0, 1, … are classes.
 
     Args:
-        names: Of the classes.
-        colours: Red, green, blue and alpha of each, 0 to 255.
+        names: Names of the classes.
+        colours: Red, green, blue and alpha of each class, 0 to 255.
     """
-    root = ElementTree.Element("qgis", {"styleCategories": "Symbology", OURS[0]: OURS[1]})
-    how = {"type": "paletted", "band": "1", "opacity": "1", "alphaBand": "-1"}
-    renderer = ElementTree.SubElement(ElementTree.SubElement(root, "pipe"), "rasterrenderer", how)
+    root = ElementTree.Element("qgis", {"styleCategories": "Symbology", MADE_BY[0]: MADE_BY[1]})
+    options = {"type": "paletted", "band": "1", "opacity": "1", "alphaBand": "-1"}
+    renderer = ElementTree.SubElement(
+        ElementTree.SubElement(root, "pipe"), "rasterrenderer", options
+    )
     palette = ElementTree.SubElement(renderer, "colorPalette")
     for value, (name, (*colour, alpha)) in enumerate(zip(names, colours, strict=True)):
         entry = {"value": str(value), "color": f"#{bytes(colour).hex()}", "alpha": str(alpha)}
@@ -35,7 +37,7 @@ def put_style(map_path: str, style: str | None) -> None:
     """Put a style next to a map, under its name with .qml; one that a user made stays.
 
     Args:
-        style: None: the map has none, and that of an older map goes.
+        style: Text of the style; None if the map has none: that of an older map is removed.
 
     Raises:
         OSError: The disk does not take it.
@@ -44,7 +46,7 @@ def put_style(map_path: str, style: str | None) -> None:
     old = b""
     with suppress(FileNotFoundError):
         old = path.read_bytes()
-    if old and '{}="{}"'.format(*OURS).encode() not in old:
+    if old and '{}="{}"'.format(*MADE_BY).encode() not in old:
         return
     if style is None:
         path.unlink(missing_ok=True)

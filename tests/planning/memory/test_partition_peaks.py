@@ -50,11 +50,11 @@ def test_what_waits_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None
     right = partition_peaks.__wrapped__
 
     def fewer(*args: Any) -> Any:
-        one = links(*args)
-        come = dict.fromkeys(one.come, 0) if wrong == "rows that wait" else one.come
-        goes = {map_: [] for map_ in one.goes} if wrong == "gradients that wait" else one.goes
-        behind = min(one.behind, 1) if wrong == "strips that wait" else one.behind
-        return swept_partitions._Links(behind, come, goes)
+        own = links(*args)
+        makers = dict.fromkeys(own.makers, 0) if wrong == "rows that wait" else own.makers
+        readers = {n: [] for n in own.readers} if wrong == "gradients that wait" else own.readers
+        behind = min(own.num_behind, 1) if wrong == "strips that wait" else own.num_behind
+        return swept_partitions._Links(behind, makers, readers)
 
     layers, _ = built("nearest")
     case = (layers, *SIZE, 64, 4, likely_balance(layers, SIZE, 3))

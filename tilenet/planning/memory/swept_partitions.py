@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import Strip, strip_edges, sweep
-from tilenet.planning.memory.swept_training import Again, SweptBackward, SweptRows
+from tilenet.planning.memory.swept_training import RecomputedStrip, SweptBackward, SweptRows
 from tilenet.planning.memory.trained_sweeps import strip_costs
 
 __all__ = ["partition_peaks"]
@@ -43,7 +43,7 @@ def partition_peaks(
     owned = [range(first, stop) for first, stop in pairwise(ends)]
     peaks = []
     for number, own in enumerate(owned):
-        alone = costs[own.start].first if number else None  # what comes is not written over
+        alone = costs[own.start].first if number else None  # received rows are not written over
         changed = (*costs[: own.start], alone or costs[own.start], *costs[own.start + 1 :])
         swept = SweptBackward(layers, height, width, item_bytes, changed, own=own)
         strips = tuple(sweep(layers, edges, own))
@@ -56,50 +56,50 @@ class _Links:
     """How a partition is tied to the others.
 
     Attributes:
-        behind: Partitions behind it.
-        come: How many partitions before it the one lies that makes a map, by the map's number.
-        goes: How many partitions behind it those lie that look at a map, by the map's number.
+        num_behind: Number of partitions behind it.
+        makers: How many partitions before it the one lies that makes a map, by the map's number.
+        readers: How many partitions behind it those lie that read a map, by the map's number.
     """
 
-    behind: int
-    come: Mapping[int, int]
-    goes: Mapping[int, Sequence[int]]
+    num_behind: int
+    makers: Mapping[int, int]
+    readers: Mapping[int, Sequence[int]]
 
 
 def _links(swept: SweptBackward, owned: Sequence[range], number: int) -> _Links:
     own = owned[number]
     reads = [{map_ for layer in layers for map_ in swept.reads[layer]} for layers in owned]
     made_by = [partition for partition, layers in enumerate(owned) for _ in layers]
-    come = {map_: number - made_by[map_ - 1] for map_ in reads[number] if 0 < map_ <= own.start}
-    goes = {
+    makers = {map_: number - made_by[map_ - 1] for map_ in reads[number] if 0 < map_ <= own.start}
+    readers = {
         layer + 1: [
             other - number for other in range(number + 1, len(owned)) if layer + 1 in reads[other]
         ]
         for layer in own
     }
-    return _Links(len(owned) - 1 - number, come, goes)
+    return _Links(len(owned) - 1 - number, makers, readers)
 
 
 @dataclass
-class _Begun:
+class _OpenStrip:
     """A strip that waits for gradients.
 
     Attributes:
-        again: Its graph.
-        come: Storages of the rows that came for it.
-        gradients: Those that came of rows that it made.
-        given: How far behind the partitions are that gave theirs.
+        recomputed: The strip with its graph.
+        received: Storages of the rows that came for it.
+        gradients: Rows that it sent, with the storages of their gradients.
+        gradients_from: How far behind the partitions lie that have sent gradients.
     """
 
-    again: Again
-    come: Sequence[int]
+    recomputed: RecomputedStrip
+    received: Sequence[int]
     gradients: list[tuple[SweptRows, int]] = field(default_factory=list)
-    given: set[int] = field(default_factory=set)
+    gradients_from: set[int] = field(default_factory=set)
 
 
 @dataclass
 class _Partition:
-    """A partition that is the slowest."""
+    """Counts the bytes of a partition that is the slowest."""
 
     swept: SweptBackward
     strips: Sequence[Strip]
@@ -107,56 +107,58 @@ class _Partition:
 
     def most_bytes(self) -> int:
         """Most bytes on its device."""
-        swept, states, mail = self.swept, [], _Mail(self.swept, self.strips, self.links)
+        swept, states, inbox = self.swept, [], _ReceivedRows(self.swept, self.strips, self.links)
         for number, strip in enumerate(self.strips):
             states.append(swept.kept_state())
-            come = mail.take(number)
-            swept.pass_strip(strip, come)
-            swept.drop(*come.values())
+            received = inbox.take(number)
+            swept.pass_strip(strip, received)
+            swept.drop(*received.values())
         swept.clear(*swept.maps)
         swept.now += swept.weight_bytes
-        strips, behind = self.strips[::-1], self.links.behind
-        mail = _Mail(swept, strips, self.links)
-        begun, later = dict[int, _Begun](), list[int | None]()
+        strips, behind = self.strips[::-1], self.links.num_behind
+        inbox = _ReceivedRows(swept, strips, self.links)
+        open_strips, of_state = dict[int, _OpenStrip](), list[int | None]()
         for turn in range(len(strips) + behind):
             if turn < len(strips):
-                come = mail.take(turn)
-                again = swept.again(strips[turn], states.pop(), come, keeps_logits=not behind)
-                begun[turn] = _Begun(again, tuple(come.values()))
-            self._take_gradients(begun, turn)
+                received = inbox.take(turn)
+                recomputed = swept.recompute(
+                    strips[turn], states.pop(), received, keeps_logits=not behind
+                )
+                open_strips[turn] = _OpenStrip(recomputed, tuple(received.values()))
+            self._take_gradients(open_strips, turn)
             if turn >= behind:
-                ended = begun.pop(turn - behind)
-                later = swept.back(ended.again, later, ended.gradients)
-                swept.drop(*ended.come)
+                ended = open_strips.pop(turn - behind)
+                of_state = swept.backpropagate(ended.recomputed, of_state, ended.gradients)
+                swept.drop(*ended.received)
         return swept.peak_bytes
 
-    def _take_gradients(self, begun: Mapping[int, _Begun], turn: int) -> None:
+    def _take_gradients(self, open_strips: Mapping[int, _OpenStrip], turn: int) -> None:
         """Take the gradients that can have come once a strip was begun."""
-        for place in range(1, self.links.behind + 1):
-            # That partition has so many less behind it.
-            last = turn - (self.links.behind - place)
-            for number, strip in begun.items():
-                if place in strip.given or (number > last and turn < len(self.strips) - 1):
+        for place in range(1, self.links.num_behind + 1):
+            # Fewer partitions lie behind that one, so its gradients come earlier.
+            last = turn - (self.links.num_behind - place)
+            for number, strip in open_strips.items():
+                if place in strip.gradients_from or (number > last and turn < len(self.strips) - 1):
                     continue
-                strip.given.add(place)
+                strip.gradients_from.add(place)
                 strip.gradients += [
                     (rows, self.swept.make(self.swept.size(rows.map_, rows.rows)))
-                    for rows in strip.again.made
-                    if place in self.links.goes[rows.map_]
+                    for rows in strip.recomputed.sent
+                    if place in self.links.readers[rows.map_]
                 ]
 
 
-class _Mail:
+class _ReceivedRows:
     """Rows that come from other partitions."""
 
     def __init__(self, swept: SweptBackward, strips: Sequence[Strip], links: _Links) -> None:
-        self.swept, self.strips, self.come = swept, strips, links.come
+        self.swept, self.strips, self.makers = swept, strips, links.makers
         self.waiting: list[dict[int, int]] = [{} for _ in strips]
-        self.arrived = dict.fromkeys(links.come, 0)  # strips of which rows of a map have come
+        self.arrived = dict.fromkeys(links.makers, 0)  # strips of which rows of a map have come
 
     def take(self, number: int) -> Mapping[int, int]:
         """Storages of a strip's rows by map, while those of strips to come arrive."""
-        for map_, ahead in self.come.items():
+        for map_, ahead in self.makers.items():
             stop = min(number + ahead + 1, len(self.strips))
             for strip in range(self.arrived[map_], stop):
                 first, last = self.strips[strip].layers[map_ - 1].out

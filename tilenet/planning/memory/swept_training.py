@@ -26,7 +26,7 @@ from tilenet.geometry.sweep import (
 from tilenet.planning.memory.layer import LayerBytes
 from tilenet.planning.memory.swept_maps import Piece
 
-__all__ = ["Again", "SweptBackward", "SweptRows"]
+__all__ = ["RecomputedStrip", "SweptBackward", "SweptRows"]
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class SweptRows(Piece):
 
 @dataclass
 class _Read:
-    """What is looked at of a map: pieces, which of them as a whole; bytes of these rows."""
+    """The rows of a map that a layer reads: pieces, whether each is read whole, and their bytes."""
 
     pieces: list[tuple[SweptRows, bool]]
     size: int
@@ -67,15 +67,15 @@ class _Node:
 
 
 @dataclass
-class Again:
+class RecomputedStrip:
     """A strip that was computed again and waits for gradients.
 
     Attributes:
         state: Rows that were kept before it.
         leaves: The same, whose gradients are taken.
-        come: Rows that came from other partitions.
+        received: Rows that came from other partitions.
         after: Rows that are kept after it.
-        made: Rows that go to other partitions.
+        sent: Rows that go to other partitions.
         logits: Rows that are measured; None: none.
         loss: What is kept of these.
         tape: Its graph.
@@ -83,9 +83,9 @@ class Again:
 
     state: list[list[SweptRows]]
     leaves: list[SweptRows]
-    come: list[SweptRows]
+    received: list[SweptRows]
     after: list[SweptRows]
-    made: list[SweptRows]
+    sent: list[SweptRows]
     logits: SweptRows | None
     loss: int
     tape: list[_Node]
@@ -119,19 +119,19 @@ class SweptBackward:
         self.layers, self.costs, self.item_bytes = layers, costs, item_bytes
         self.keeps, self.own = keeps, own or range(len(layers))
         self.computed, read = maps_before(layers, [len(layers)], there)
-        self.looks, self.taken = 0 in read, read - {0}
+        self.reads_image, self.taken = 0 in read, read - {0}
         self.shapes = map_shapes(layers, height, width)
         self.whole = [grid.whole for grid in map_grids(layers)]
         self.reads, self.done_with = row_readers(layers), last_readers(layers, own)
         if own is not None:
-            self.looks = any(0 in self.reads[number] for number in own)
+            self.reads_image = any(0 in self.reads[number] for number in own)
         # Maps that layers behind its own look at, and their rows of the strip.
-        self.asked = frozenset[int]().union(*self.reads[self.own.stop :])
-        self.made: list[SweptRows] = []
+        self.read_behind = frozenset[int]().union(*self.reads[self.own.stop :])
+        self.sent: list[SweptRows] = []
         self.maps: list[list[SweptRows]] = [[] for _ in self.shapes]
         self.sizes: list[int] = []  # of storages that were ever made
         self.uses: Counter[int] = Counter()
-        self.now = self.most = self.of_state = 0
+        self.now = self.most = self.state_gradient_bytes = 0
         self.tape: list[_Node] | None = None  # None: nothing is kept for backward
         self.state_bytes = 0  # once it was swept forward
 
@@ -148,9 +148,11 @@ class SweptBackward:
         self.clear(*self.maps)
         self.state_bytes = self.now
         self.now += self.weight_bytes
-        later: list[int | None] = []
+        of_state: list[int | None] = []
         for strip, state in zip(reversed(strips), reversed(states), strict=True):
-            later = self.back(self.again(strip, state, keeps_logits=keeps_logits), later)
+            of_state = self.backpropagate(
+                self.recompute(strip, state, keeps_logits=keeps_logits), of_state
+            )
         return self.peak_bytes
 
     @property
@@ -160,23 +162,23 @@ class SweptBackward:
         The gradients of a state count once more, since autograd may make them before it lets go of
         those of the state after it: so it is never less than what lives.
         """
-        return self.most + self.of_state
+        return self.most + self.state_gradient_bytes
 
     def kept_state(self) -> list[list[SweptRows]]:
-        """The rows that are kept now, which live until they are handed to `back`."""
+        """The rows that are kept now, which live until they are handed to `backpropagate`."""
         for piece in chain(*self.maps):
             self.hold(piece.storage)
         return [list(pieces) for pieces in self.maps]
 
-    def pass_strip(self, strip: Strip, come: Mapping[int, int] | None = None) -> None:
+    def pass_strip(self, strip: Strip, received: Mapping[int, int] | None = None) -> None:
         """Pass a strip forward.
 
         Args:
-            come: Storages of the rows that came from other partitions, by map.
+            received: Storages of the rows that came from other partitions, by map.
         """
-        self._pass(strip, come or {})
+        self._pass(strip, received or {})
         self.clear(self.maps[-1])
-        self.made = []
+        self.sent = []
 
     @property
     def weight_bytes(self) -> int:
@@ -226,14 +228,14 @@ class SweptBackward:
             self.drop(*(piece.storage for piece in pieces))
             pieces.clear()
 
-    def _pass(self, strip: Strip, come: Mapping[int, int]) -> list[SweptRows]:
-        """As `Sweep.pass_strip`; the rows that came."""
+    def _pass(self, strip: Strip, received: Mapping[int, int]) -> list[SweptRows]:
+        """Pass a strip as `Sweep.pass_strip` does; return the rows that were received."""
         first, stop = strip.image
-        if first < stop and self.looks:  # a view of the image, or a copy on another device
+        if first < stop and self.reads_image:  # a view of the image, or a copy on another device
             size = self.size(0, stop - first) if self.own.start else 0
             self.maps[0].append(SweptRows(first, stop - first, self.make(size)))
         arrived = []
-        for map_, storage in come.items():
+        for map_, storage in received.items():
             self.hold(storage)
             first, stop = strip.layers[map_ - 1].out
             arrived.append(SweptRows(first, stop - first, storage, map_))
@@ -244,7 +246,7 @@ class SweptBackward:
                 self._compute(number, rows)
             for map_ in self.done_with[number]:
                 self._let_go(map_, strip.held[map_][0])
-        self.drop(*(piece.storage for piece in self.made))
+        self.drop(*(piece.storage for piece in self.sent))
         return arrived
 
     def _let_go(self, number: int, first: int) -> None:
@@ -281,9 +283,9 @@ class SweptBackward:
             storage = self.make(out_bytes)
         out = SweptRows(rows.out[0], rows.out[1] - rows.out[0], storage, number + 1)
         self.maps[number + 1].append(out)
-        if number + 1 in self.asked:
+        if number + 1 in self.read_behind:
             self.hold(storage)
-            self.made.append(out)
+            self.sent.append(out)
         if self.tape is not None:
             node = _Node(number, out, reads, share=size / cost.output)
             node.saved = [*inputs * cost.keeps_input, *[storage] * cost.keeps_output]
@@ -322,15 +324,15 @@ class SweptBackward:
             return whole
         return storage
 
-    def again(
+    def recompute(
         self,
         strip: Strip,
         state: list[list[SweptRows]],
-        come: Mapping[int, int] | None = None,
+        received: Mapping[int, int] | None = None,
         *,
         keeps_logits: bool,
-    ) -> Again:
-        """A strip forward, for backward; arguments as of `pass_strip` and `peak`."""
+    ) -> RecomputedStrip:
+        """Compute a strip again, for backward; arguments as of `pass_strip` and `peak`."""
         self.maps = [
             [replace(piece, is_leaf=piece.map_ > 0, readers=0, gradient=None) for piece in pieces]
             for pieces in state
@@ -339,28 +341,31 @@ class SweptBackward:
         for piece in chain(*self.maps):
             self.hold(piece.storage)
         tape = self.tape = []
-        arrived = self._pass(strip, come or {})
+        rows = self._pass(strip, received or {})
         self.tape = None
-        made, self.made = self.made, []
+        sent, self.sent = self.sent, []
         logits, loss = self.maps[-1].pop() if self.maps[-1] else None, 0
         if logits is not None:
             loss = self.make(self.size(logits.map_, logits.rows) * keeps_logits)
             self.drop(logits.storage)
         after = list(chain(*self.maps[1:]))
         self.clear(*self.maps)
-        return Again(state, leaves, arrived, after, made, logits, loss, tape)
+        return RecomputedStrip(state, leaves, rows, after, sent, logits, loss, tape)
 
-    def back(
-        self, strip: Again, later: list[int | None], come: list[tuple[SweptRows, int]] | None = None
+    def backpropagate(
+        self,
+        strip: RecomputedStrip,
+        of_state: list[int | None],
+        of_sent: list[tuple[SweptRows, int]] | None = None,
     ) -> list[int | None]:
-        """A strip backward; the gradients of its state.
+        """Pass a strip backward; return the gradients of its state.
 
         Args:
-            later: Gradients of the state after it; empty: of the last.
-            come: Rows that it made for other partitions, and gradients that came of them.
+            of_state: Gradients of the state after it; empty for the last strip.
+            of_sent: Rows that it sent to other partitions, with their gradients.
         """
-        gradients = [*zip(strip.after, later or [None] * len(strip.after), strict=True)]
-        for piece, gradient in [*gradients, *(come or [])]:
+        gradients = [*zip(strip.after, of_state or [None] * len(strip.after), strict=True)]
+        for piece, gradient in [*gradients, *(of_sent or [])]:
             if gradient is not None:
                 self.hold(gradient)
                 self._add(piece, gradient)
@@ -373,22 +378,22 @@ class SweptBackward:
             if node.out.map_ in self.keeps:  # what comes for the whole map
                 self._add(node.out, self.make(0))
         for node in reversed(strip.tape):
-            self._go_back(node)
-        self.drop(*(one for _, one in [*gradients, *(come or [])] if one is not None))
-        self.drop(*(piece.gradient for piece in strip.come if piece.gradient is not None))
+            self._backpropagate_node(node)
+        self.drop(*(one for _, one in [*gradients, *(of_sent or [])] if one is not None))
+        self.drop(*(piece.gradient for piece in strip.received if piece.gradient is not None))
         self.drop(*(piece.storage for piece in chain(*strip.state)))
         size = sum(self.size(piece.map_, piece.rows) for piece in strip.leaves)
-        self.of_state = max(self.of_state, size)
+        self.state_gradient_bytes = max(self.state_gradient_bytes, size)
         return [piece.gradient for piece in strip.leaves]
 
     def _add(self, piece: SweptRows, gradient: int) -> None:
-        """A gradient comes to a piece, which holds it; the sum of two is a third."""
+        """Give a piece a gradient, which it holds; the sum of two is a third storage."""
         before, piece.gradient = piece.gradient, gradient
         if before is not None:
             piece.gradient = self.make(self.size(piece.map_, piece.rows))
             self.drop(before, gradient)
 
-    def _go_back(self, node: _Node) -> None:
+    def _backpropagate_node(self, node: _Node) -> None:
         gradient, node.out.gradient = node.out.gradient, None
         if gradient is None:
             self.drop(*node.saved)
@@ -407,7 +412,7 @@ class SweptBackward:
                 self.drop(held)
 
     def _backward_bytes(self, node: _Node, gradient: int) -> int:
-        """What a layer's backward takes, its inputs' gradients among it."""
+        """Bytes that a layer's backward takes, with those of its inputs' gradients."""
         if node.number is None:
             return 0
         layer, cost = self.layers[node.number], self.costs[node.number]
@@ -436,7 +441,7 @@ class SweptBackward:
         return self.make(read.border or read.size)
 
     def _hand_on(self, read: _Read, gradient: int | None) -> None:
-        """A gradient goes to the pieces looked at, to a part of one by a map of zeros."""
+        """Give a gradient to the pieces that were read; a part of one takes a map of zeros."""
         if gradient is None:
             return
         if read.border:
