@@ -357,11 +357,13 @@ def test_the_ranks_run_in_the_environment_that_each_node_unpacks(
         for program, text in programs.items():
             archive.add(tool(tmp_path, "new", text), f"bin/{program}")
     job = Job(packed="env.tar")
-    for _ in range(2):  # the second time it is there
+    for turn in range(2):  # the second time it is there
         code, output = ends(start("", name=name, job=job))
         (folder,) = (tmp_path / "storage" / "me").glob("tilenet-*/")
         assert (code, output.count(f"packed in {folder}/bin/tilenet\n")) == (0, 4)
         assert (folder / "bin" / "conda-unpack.said").read_text() == "conda\n"
+        assert (folder / "once").exists() == (turn == 1)
+        (folder / "once").touch()
     assert log(tmp_path) == both("predict", tmp_path) + both("train", tmp_path)
     for text, said in (("none", "must be unpacked on the nodes"), ("", "env.tar is none")):
         (tmp_path / "env.tar").unlink()
