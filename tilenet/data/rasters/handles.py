@@ -10,8 +10,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol, TypeVar
 
-import rasterio
-
 __all__ = ["MOST_OPEN", "READING", "Handles", "Viewed"]
 
 # GDAL's handles serve one thread at a time, and labels share a cache: readers take turns.
@@ -37,14 +35,14 @@ class Handles:
 
     Args:
         path: Path of the raster.
-        open_all: Function that opens its files.
+        open_all: Function that opens its files; it is told whether they are `alone`.
 
     Attributes:
         alone: Whether nothing belongs to the files that lies next to them, for which GDAL would
             read the whole folder whenever it opens one, or ask for fifty names.
     """
 
-    def __init__(self, path: str, open_all: Callable[[str], list[Any]]) -> None:
+    def __init__(self, path: str, open_all: Callable[[str, bool], list[Any]]) -> None:
         self._path, self._open_all = path, open_all
         self.alone = False
         self._files: list[Any] = []
@@ -62,9 +60,7 @@ class Handles:
         """
         with READING:
             if not self._files:
-                options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"} if self.alone else {}
-                with rasterio.Env.from_defaults(**options):
-                    self._files = self._open_all(self._path)
+                self._files = self._open_all(self._path, self.alone)
             RECENT[self] = None
             RECENT.move_to_end(self)
             while len(RECENT) > MOST_OPEN:
