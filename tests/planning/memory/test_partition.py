@@ -16,9 +16,10 @@ from tilenet.geometry.sweep import strip_edges
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.parallel.exchange.swept import Sweep, SweptPart
+from tilenet.planning.memory.inference import inference_bytes
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.memory.partition import block_bytes, inference_bytes, partition_bytes
+from tilenet.planning.memory.partition import block_bytes, partition_bytes
 from tilenet.planning.memory.swept_maps import swept_bytes
 
 SMALL = UNetOptions(poolings=2, base=4, bands=3, classes=5)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.memory.layer import LayerBytes
-from tilenet.planning.memory.partition import Walk, find_skips
+from tilenet.planning.memory.skips import find_skips
+from tilenet.planning.memory.walk import Walk
 
 __all__ = ["NO_LAYER", "SavingLayer", "saving_layers"]
 

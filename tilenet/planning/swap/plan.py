@@ -16,11 +16,8 @@ from tilenet.model.choices import Checkpointing
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.memory.device import device_bytes
 from tilenet.planning.memory.layer import LayerBytes
-from tilenet.planning.memory.partition import (
-    PartitionBytes,
-    find_skips,
-    partition_bytes,
-)
+from tilenet.planning.memory.partition import PartitionBytes, partition_bytes
+from tilenet.planning.memory.skips import find_skips
 from tilenet.planning.swap.layers import saving_layers
 from tilenet.planning.swap.threshold import choose, simulate
 

@@ -1,0 +1,158 @@
+"""What consecutive layers hold at their peak.
+
+Forward makes the maps that backward needs, and backward frees them in reverse. All blocks with the
+same first layer are computed at one time, since a planner asks for all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilenet.model.choices import Checkpointing
+from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.skips import find_skips
+from tilenet.planning.memory.walk import Walk
+
+__all__ = ["blocks_from"]
+
+
+def blocks_from(
+    costs: Sequence[LayerBytes],
+    start: int,
+    micro_batches: int,
+    checkpointing: Checkpointing,
+    stored: bool = False,
+) -> dict[str, NDArray[np.int64]]:
+    """Terms of the blocks [start, b) for b = start + 1, …, n: arrays of that length.
+
+    Args:
+        stored: Under checkpointing, inputs and skips of micro-batches that wait are on the host,
+            but for the next input, which is fetched ahead.
+    """
+    again = checkpointing != "never"
+    stored = stored and again
+    # A tuple is what a planner asks about again and again, with other numbers of micro-batches.
+    walk_blocks = _cached_walk_blocks if isinstance(costs, tuple) else _walk_blocks
+    block = walk_blocks(_Same(costs), start, start > 0 or micro_batches > 1, again)
+    before, peak, stops = block.before, block.peak, block.stops
+    num_inputs = np.where((block.input_from < stops) | again | (start == 0), micro_batches, 1)
+    if stored and start > 0:  # images wait where they are
+        num_inputs = np.minimum(num_inputs, 2)
+    earlier = before[1:] * (0 if again else micro_batches - 1)
+    is_last = stops == len(costs)
+    # While the loss is taken only what was not checkpointed is there.
+    idle = 0 if checkpointing == "always" else int(before[-1])
+    return {
+        "inputs": num_inputs * costs[start].input,
+        "skips": block.incoming * (micro_batches - 1 if again and not stored else 0),
+        "activations": peak + earlier,
+        "outputs": is_last * _softmax_bytes(costs[-1]),
+        "loss": is_last * _loss_bytes(costs[-1], micro_batches, int(peak[-1]) - idle),
+    }
+
+
+class _Same:
+    """Costs that are equal where they are one object: a key that need not look into them."""
+
+    def __init__(self, costs: Sequence[LayerBytes]) -> None:
+        self.costs = costs
+
+    def __hash__(self) -> int:
+        return id(self.costs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.costs is other.costs
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """The blocks that begin with one layer, for one micro-batch; arrays over their ends.
+
+    Attributes:
+        stops: Number of the layer behind each block.
+        before: Bytes that the layers before each have saved, and all of them.
+        peak: Most bytes of the micro-batch under way.
+        incoming: Maps popped in the block that come from other partitions.
+        input_from: First layer that keeps the block's input.
+    """
+
+    stops: NDArray[np.int64]
+    before: NDArray[np.int64]
+    peak: NDArray[np.int64]
+    incoming: NDArray[np.int64]
+    input_from: int
+
+
+def _walk_blocks(same: _Same, start: int, copied: bool, again: bool) -> _Blocks:
+    """Walk over the blocks from `start` on.
+
+    Args:
+        copied: Whether the block's input may not be written into.
+        again: Whether activations are computed again in backward.
+    """
+    costs = same.costs
+    walk = Walk.along(costs, start, copied)
+    count = len(costs) - start
+    stops = np.arange(start + 1, len(costs) + 1)
+    layers = np.arange(start, len(costs))
+    before = np.concatenate([[0], np.cumsum(walk.saved)])
+    # Gradients of skips wait from the pop's backward to the stash's, or to the block's end where
+    # the stash is elsewhere: the portal holds them.
+    pinned = np.zeros((count, count), np.int64)
+    popping = np.zeros((count, count), np.int64)
+    incoming = np.zeros(count, np.int64)
+    arrived = np.zeros(count, np.int64)
+    for skip in find_skips(costs):
+        waits = (layers >= skip.stash) & (layers < skip.pop)
+        inner = stops > skip.pop
+        if again and skip.gradient == costs[skip.pop].output:
+            inner = stops > skip.pop + 1  # as the last layer's gradient, the block holds it anyway
+        pinned += skip.gradient * np.outer(waits, inner)
+        if skip.stash < start <= skip.pop:
+            # This micro-batch's own goes as soon as it is concatenated.
+            popping += skip.map_bytes * np.outer(layers <= skip.pop, stops > skip.pop)
+            incoming += skip.map_bytes * (stops > skip.pop)
+        if skip.stash >= start:
+            outer = (stops > skip.stash) & (stops <= skip.pop)
+            pinned += skip.map_bytes * np.outer(layers >= skip.stash, outer)
+            arrived += skip.map_bytes * outer
+    reached = layers[:, None] < stops[None, :]
+    forward = (before[:-1] + walk.forward + walk.waiting)[:, None] + popping
+    forward = np.where(reached, forward, 0).max(axis=0)
+    backward = (before[1:] + walk.backward)[:, None] + pinned
+    last = before[1:] + (walk.last_held if again else walk.last)
+    last = last + np.diagonal(pinned)
+    inside = layers[:, None] < stops[None, :] - 1
+    if again:
+        # The recomputed output and its gradient are held until the block is done; skips' gradients
+        # are there before recomputation begins.
+        held = walk.output_until[None, :] > layers[:, None]
+        backward = backward + walk.outputs[None, :] + held * walk.outputs[None, :]
+        last = last + (walk.output_until > layers) * walk.outputs
+        forward = forward + walk.outputs + arrived
+    backward = np.where(inside, backward, 0).max(axis=0)
+    peak = np.maximum(forward, np.maximum(backward, last))
+    return _Blocks(stops, before, peak, incoming, walk.input_from)
+
+
+_cached_walk_blocks = lru_cache(maxsize=8192)(_walk_blocks)
+
+
+def _loss_bytes(head: LayerBytes, micro_batches: int, transients: int) -> int:
+    """What the loss adds: labels, and gradients of all logits or, where more, its own transients.
+
+    The logits of each micro-batch go as its loss is taken, and its softmax stays instead; backward
+    runs through all losses first, so that the gradients of all logits wait for the pipeline.
+    """
+    softmax = _softmax_bytes(head)
+    labels = head.elements // head.layer.out_channels * 8
+    waiting = (micro_batches - 1) * head.output
+    return micro_batches * labels + max(waiting, (micro_batches + 2) * softmax - transients)
+
+
+def _softmax_bytes(head: LayerBytes) -> int:
+    """Bytes of one micro-batch, in the parameters' dtype, which the loss is taken in."""
+    return head.elements * max(4, head.output // head.elements)
