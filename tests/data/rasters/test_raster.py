@@ -11,6 +11,7 @@ from affine import Affine
 from rasterio.enums import ColorInterp
 
 from tilenet.data.rasters import raster as raster_module
+from tilenet.data.rasters import stack
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
@@ -355,3 +356,25 @@ def test_the_tag_says_of_values_what_gdal_says(write_raster: Write, dtype: str, 
     for bands in (None, [2], [3, 1, 2], [1, 1, 1]):
         with Raster(path, bands) as raster:
             assert np.array_equal(raster.read(raster.whole).valid, wanted)
+
+
+@pytest.mark.parametrize("masked", ["", "alpha", "file"])
+def test_the_mask_is_read_where_there_is_one(
+    write_raster: Write, monkeypatch: pytest.MonkeyPatch, masked: str
+) -> None:
+    rng = np.random.default_rng(5)
+    values = rng.integers(0, 255, (4, 30, 41)).astype(np.uint8)
+    path = write_raster("a.tif", values)
+    with rasterio.open(path, "r+") as file:
+        if masked == "alpha":
+            file.colorinterp = [*file.colorinterp[:3], ColorInterp.alpha]
+        if masked == "file":
+            file.write_mask(rng.random(values.shape[1:]) < 0.5)
+        wanted = file.dataset_mask() != 0
+    assert wanted.all() == (not masked)
+    reads: list[str] = []
+    read_mask = stack._read_mask
+    monkeypatch.setattr(stack, "_read_mask", lambda *args: reads.append("") or read_mask(*args))
+    with Raster(path, [1, 2, 3]) as raster:
+        assert np.array_equal(raster.read(raster.whole).valid, wanted)
+    assert bool(reads) == bool(masked)

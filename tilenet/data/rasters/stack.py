@@ -196,6 +196,7 @@ class FileStack:
         )
         self.alpha = tuple(n for n, c in enumerate(colours, start=1) if c == ColorInterp.alpha)
         self._tags = [_plain_tag(d) for d in datasets]
+        self._whole = [d.mask_flag_enums[0] == [MaskFlags.all_valid] for d in datasets]
         self._counts = [d.count for d in datasets]
 
     def cut(self, window: Window) -> None:
@@ -308,7 +309,7 @@ class FileStack:
         valid = np.ones(size or (window.height, window.width), np.bool_)
         places = [self._places[number - 1] for number in bands]
         for file, (tag, count) in enumerate(zip(self._tags, self._counts, strict=True)):
-            if file in self._apart:
+            if file in self._apart or self._whole[file]:
                 continue
             rows = {band: row for row, (owner, band) in enumerate(places) if owner == file}
             if tag is not None and len(rows) == count:
