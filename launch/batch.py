@@ -152,7 +152,8 @@ class _Job:
         again = self.output / "map.again"
         if ended.result in ("stopped", "killed") and self.stop.requeue:
             aside = self.output / ".map.tif.pieces.part"
-            pieces = [*aside.glob("*.raw"), *aside.glob("sums-*.json")]
+            names = "*.raw", "sums-*.json", "compressed.json"
+            pieces = [piece for name in names for piece in aside.glob(name)]
             if not (aside / "made_of.json").exists():  # a map that starts over
                 pieces = []
             done = max((piece.stat().st_mtime_ns for piece in pieces), default=0)

@@ -5,10 +5,9 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 
 from tilenet.errors import TilenetError
-from tilenet.planning.advise import why_nothing_fits
+from tilenet.planning.advise import fitting_plans, why_nothing_fits
 from tilenet.planning.machines import Machine
 from tilenet.planning.replan import question_again
-from tilenet.planning.search import Search
 
 from .placement import Placement
 from .planned_job import PlannedJob
@@ -41,10 +40,9 @@ def job_of_least(path: Path, facts: Machine, least: int) -> PlannedJob:
             f"a plan that is made again for fewer nodes must be of the machine of the job (plan: "
             f"{question.machine.name}, job: {facts.name}); plan with --machine {facts.name}"
         )
-    search = Search(question)
-    plans = search.best(1)
+    plans = fitting_plans(question, alone=True)
     if not plans:
-        raise TilenetError(f"{least} nodes: {why_nothing_fits(search)}")
+        raise TilenetError(f"{least} nodes: {why_nothing_fits(question)}")
     plan = plans[0]
     name, partitions = question.machine.name, plan.layout.partitions
     return PlannedJob(plan.mesh, partitions, plan.ranks_per_node, name, plan.device_bytes)

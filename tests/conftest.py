@@ -172,12 +172,12 @@ def on_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         return
     from tilenet.parallel.ranks import devices
 
-    use = devices._use
+    use = devices._prepare
 
     def on_the_first(chosen: tuple[torch.device, ...], place: Any) -> tuple[torch.device, ...]:
         return use((torch.device("cuda", 0),) * len(chosen), place)
 
-    monkeypatch.setattr(devices, "_use", on_the_first)
+    monkeypatch.setattr(devices, "_prepare", on_the_first)
     monkeypatch.setattr(devices, "share_gpus", lambda shown, count: ((0,) * count,) * len(shown))
 
 

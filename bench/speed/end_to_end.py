@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from bench.report import ROOT, Claim, Found, at_most, environment, on_ranks
 from bench.scenes import history
 from tilenet.geometry.layers import Activation, Conv, Dropout, Join, Layer, Pool, Stash, Upsample
-from tilenet.parallel.ranks.devices import keep_freed_buffers
+from tilenet.parallel.ranks.malloc import keep_freed_buffers
 from tilenet.storage.checkpoints import load_json
 from tilenet.storage.network_json import NetworkRecord
 

@@ -295,9 +295,9 @@ def step_of_states(
 
     _, network = built(4, base)
     shares = Shares(network.trained, comm, PIECE_BYTES) if shares_out and comm.size > 1 else None
-    gradients = GradientSum(network.trained, comm, shares=shares)
+    gradients = GradientSum(network.trained, comm, shares or PIECE_BYTES)
     optimizer = OptimizerKeys("adamw", 1e-3).make(network.trained if shares is None else shares.own)
-    update = Update(optimizer, LearningRate(1e-3, 99), LossScale(), None, shares)
+    update = Update(optimizer, LearningRate(1e-3, 99), LossScale())
     image = torch.randn(1, 3, 128, 128)
 
     def step() -> None:

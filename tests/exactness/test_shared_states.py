@@ -169,9 +169,9 @@ def test_ranks_may_have_nothing_to_update(comm: MPI.Intracomm) -> None:
     network = build_network((Conv(1, 1, kernel=1, bias=False),), dtype=torch.float64)
     (weight,) = network.trained
     shares = Shares([weight], comm, 4 << 20)
-    gradients = GradientSum([weight], comm, shares=shares)
+    gradients = GradientSum([weight], comm, shares)
     optimizer = OptimizerKeys("adamw", 0.5).make(shares.own)
-    update = Update(optimizer, LearningRate(0.5, 9), LossScale(), 1.0, shares)
+    update = Update(optimizer, LearningRate(0.5, 9), LossScale(), 1.0)
     first = float(weight.detach())
     for step in range(2):
         gradients.zero()

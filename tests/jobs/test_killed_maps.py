@@ -31,6 +31,32 @@ resume.MapResume.tiles_done = tiles_done
 sys.exit(main(sys.argv[4:]))
 """
 
+# A rank ends itself once so many rounds of tiles are compressed and kept; small tiles, one a round.
+FINISH = """
+import os, signal, sys
+from tilenet.__main__ import main
+from tilenet.mapping import cog, tiff_header, writer
+
+rounds, log = int(sys.argv[1]), sys.argv[2]
+cog.BLOCK_PX = tiff_header.BLOCK_PX = writer.BLOCK_PX = 128
+cog.BATCH_TILES, cog.KEEP_SECONDS = 1, 0.0
+keep, compressed, seen = cog._Writing._keep, cog._compressed, []
+
+def kept(self, *args, **more):
+    keep(self, *args, **more)
+    seen.append(args)
+    if len(seen) == rounds and self.comm.rank == self.comm.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def counted(values, job):
+    with open(log, "a") as file:
+        print("tile", file=file)
+    return compressed(values, job)
+
+cog._Writing._keep, cog._compressed = kept, counted
+sys.exit(main(sys.argv[3:]))
+"""
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> list[str]:
@@ -78,6 +104,30 @@ def test_a_map_goes_on_after_kills_and_a_stop(
     assert main([*job[:3], str(whole), *job[3:], *more]) == 0
     with rasterio.open(out) as file, rasterio.open(whole) as other:
         np.testing.assert_array_equal(file.read(), other.read())
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
+
+
+def test_a_finish_goes_on_after_kills(tmp_path: Path, job: list[str]) -> None:
+    """Of five tiles two ranks compress two, then two of the others; one rank the last."""
+    program, out, whole = (tmp_path / name for name in ("program.py", "map.tif", "whole.tif"))
+    program.write_text(FINISH)
+
+    def tiles_of(path: Path, ranks: int, rounds: int) -> tuple[int, int]:
+        """Compressed by a job that is killed after so many rounds; its exit code."""
+        log = tmp_path / "log"
+        log.unlink(missing_ok=True)
+        mapping = [*job[:3], str(path), *job[3:], "--output", "probabilities", "--device", "cpu"]
+        ended = mpiexec(ranks, str(program), str(rounds), str(log), *mapping, "--resume")
+        return len(log.read_text().splitlines()), ended.returncode
+
+    assert tiles_of(whole, 2, 0) == (5, 0)
+    for _ in range(2):
+        tiles, code = tiles_of(out, 2, 1)
+        assert 2 <= tiles <= 4  # the other rank may have begun the next round
+        assert code != 0
+        assert not out.exists()
+    assert tiles_of(out, 1, 0) == (1, 0)
+    assert out.read_bytes() == whole.read_bytes()
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
 
 

@@ -37,7 +37,7 @@ TRAIN = {
     "tilenet.library.whole_run:try_report": "the report",
 }
 PREDICT = {
-    "tilenet.mapping.predict:node_place": "opening the checkpoint and the image",
+    "tilenet.mapping.predict:find_node_place": "opening the checkpoint and the image",
     "tilenet.mapping.prediction:load_tensors": "opening the checkpoint and the image",
     "tilenet.data.rasters.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
     "tilenet.mapping.predict:decide_map": "the start of the map",

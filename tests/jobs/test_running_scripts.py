@@ -57,6 +57,7 @@ for name in ('made_of.json', '0_0_9_9.raw'):
     open(f'out/.map.tif.pieces.part/{name}', 'w').close()
 """
 STARTS_OVER = ADDS + "os.remove('out/.map.tif.pieces.part/made_of.json')\n" + NOTED
+COMPRESSES = "open('out/.map.tif.pieces.part/compressed.json', 'w').close()\n" + NOTED
 ADDS += NOTED
 ENDLESS = NOTED + WAIT
 LIMIT_S = 120  # matters only on failure
@@ -319,8 +320,9 @@ def test_a_launcher_that_starts_nothing_is_a_failure(
         [("", 75, "predict: stopped"), ("", 1, "more time than the job has")],
         [(ADDS, 75, "predict: stopped"), (ADDS, 75, "predict: stopped"), (NOTED, 1, "more time")],
         [(STARTS_OVER, 75, "predict: stopped"), (STARTS_OVER, 1, "more time")],
+        [(ADDS, 75, "predict: stopped"), (COMPRESSES, 75, "predict: stopped")],
     ],
-    ids=["does not listen", "gets on", "starts over"],
+    ids=["does not listen", "gets on", "starts over", "compresses"],
 )
 def test_a_map_that_is_cut_off_comes_again_while_it_gets_on(
     start: Start, tmp_path: Path, maps: list[tuple[str, int, str]]

@@ -1,4 +1,4 @@
-"""What a plan says of exchange and sweep: the fastest plan of the one, a step of the other."""
+"""Which halo mode a plan takes, what it says of the others, and what a plan by sweeps predicts."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -9,122 +9,251 @@ import pytest
 from questions import small_machine, small_question
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.halo import context_of
 from tilenet.geometry.sweep import strip_edges, sweep
-from tilenet.geometry.unet import UNetOptions
+from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.parallel.exchange.swept_partitions import idle_share
+from tilenet.planning.advise import first_plan
+from tilenet.planning.compatibility import obstacle
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.explain import answer, explain
-from tilenet.planning.halo_modes import SweptStep, exchanged, swept
+from tilenet.planning.halo_modes import FASTER, plan_modes
 from tilenet.planning.memory.swept_partitions import partition_peaks
 from tilenet.planning.memory.trained_sweeps import plan_sweeps, trained_bytes
-from tilenet.planning.plan import Plan, Question
+from tilenet.planning.plan import MODES, Plan, Question
 from tilenet.planning.search import Search
+from tilenet.planning.swept_plan import swept_plans
+from tilenet.planning.time.messages import halo_times
 
+pytestmark = pytest.mark.usefixtures("fewer_layouts")
 OPTIONS = UNetOptions(poolings=1, convolutions=1, base=4, bands=3, classes=2)
+SWEPT = Question(OPTIONS, 3, (90, 71), small_machine(3, 2**26), halo_mode="sweep", partitions=1)
 
 
-def plan_of(image: tuple[int, int] = (90, 71), **changes: Any) -> Plan:
-    asked = Question(OPTIONS, 3, image, small_machine(3, 2**26), partitions=1, grid=(3, 3))
-    return answer(Search(replace(asked, **changes)))[0]
+def plans_of(**changes: Any) -> list[Plan]:
+    tiled = {"partitions": 1, "grid": (3, 3)} | changes
+    return plan_modes(replace(SWEPT, **{"halo_mode": "overlap"} | tiled))
 
 
-@pytest.mark.parametrize("seed", range(0, 40, 2))
-def test_the_fastest_plan_that_exchanges(seed: int) -> None:
-    asked = replace(small_question(seed), halo="exact")
-    plans = Search(asked).best(1)
-    if not plans:
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+def test_auto_takes_the_fastest_that_is_trained(seed: int) -> None:
+    question = replace(small_question(seed), halo="exact", halo_mode="auto")
+    fastest = {mode: first_plan(replace(question, halo_mode=mode)) for mode in MODES}
+    trained = {
+        mode: plan
+        for mode, plan in fastest.items()
+        if plan and not obstacle(question.layers, plan.layout.grid, plan.mesh, mode)
+    }
+    if not any(fastest.values()):
+        with pytest.raises(TilenetError):
+            plan_modes(question)
+        return
+    overlap = trained.get("overlap")
+    plans = plan_modes(question)
+    if overlap and overlap.layout.grid == (1, 1):
+        assert {plan.halo_mode for plan in plans} == {"overlap"}
+        return
+    seconds = {mode: plan.step_s for mode, plan in trained.items()}
+    best = min(seconds, key=lambda mode: seconds[mode]) if seconds else plans[0].halo_mode
+    if overlap and seconds[best] >= FASTER * overlap.step_s:
+        best = "overlap"
+    assert plans[0].halo_mode == best
+    others = [plan for plan in plans if plan.halo_mode != best]
+    assert {plan.halo_mode for plan in others} == trained.keys() - {best}
+    assert all(plan.step_s == seconds[plan.halo_mode] for plan in others)
+
+
+@pytest.mark.parametrize(
+    ("mib", "message_s", "mode", "others"),
+    [
+        (16, 1e-7, "exchange", ["overlap", "sweep"]),
+        (16, 1e-3, "overlap", ["exchange", "sweep"]),
+        (8, 1e-7, "sweep", ["overlap"]),
+        (3, 1e-7, "sweep", []),
+    ],
+)
+def test_memory_and_messages_decide(
+    mib: int, message_s: float, mode: str, others: list[str]
+) -> None:
+    machine = replace(small_machine(4, mib << 20), message_s=message_s, latency_s=1e-7)
+    network = replace(OPTIONS, poolings=2, convolutions=2)
+    question = replace(SWEPT, options=network, image=(600, 300), machine=machine)
+    question = replace(question, halo_mode="auto")
+    first, *rest = plan_modes(question)
+    assert first.halo_mode == mode
+    assert [plan.halo_mode for plan in rest if plan.halo_mode != mode] == others
+    (alone,) = plan_modes(question, alone=True)
+    assert alone == first
+
+
+@pytest.mark.parametrize("seed", range(2, 40, 4))
+def test_next_to_overlap_stands_the_fastest_plan_that_exchanges(seed: int) -> None:
+    question = replace(small_question(seed), halo="exact")
+    if not Search(question).best(1):
         pytest.skip("nothing fits")
-    found = exchanged(plans[0])
+    plans = plan_modes(question)
+    exchange = [plan for plan in plans if plan.halo_mode == "exchange"]
     others = []
     with suppress(TilenetError):  # tiles are too small
-        others = Search(replace(asked, halo_mode="exchange")).best(1)
-    if plans[0].layout.grid == (1, 1) or asked.options.padding == "valid" or not others:  # type: ignore[union-attr]
-        assert found is None
+        others = Search(replace(question, halo_mode="exchange")).best(1)
+    padding = question.options.padding  # type: ignore[union-attr]
+    if plans[0].layout.grid == (1, 1) or padding == "valid" or not others:
+        assert not exchange
     else:
-        assert found is not None
-        assert found.step_s == others[0].step_s
+        assert [plan.step_s for plan in exchange] == [others[0].step_s]
+
+
+def seconds_of(question: Question, width: int, strip_rows: int, ranks: int) -> list[float]:
+    """Seconds of each layer in a step of one image, computed and waited for."""
+    layers, (height, _) = question.layers, question.image
+    estimator = Estimator(question)
+    strips = sum(1 for _ in sweep(layers, strip_edges(height, strip_rows)))
+    rule = HaloRule(0, context_of(layers).alignment_px, exchanged=True)
+    tiling = cut(*question.image, Cut(grid=(1, ranks)), rule)
+    waits = halo_times(layers, tiling, 4, estimator.link(1), strips)
+    times = estimator.times((1, height, width))
+    return [
+        2 * (time.forward_s + wait.forward_s) + time.backward_s + wait.backward_s
+        for time, wait in zip(times, waits, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("batch_size", "width", "images"), [(1, 24, 1), (3, 72, 1), (4, 24, 4)])
-def test_a_step_by_sweeps(batch_size: int, width: int, images: int) -> None:
+def test_a_plan_by_sweeps(batch_size: int, width: int, images: int) -> None:
     """On three ranks 71 columns are 72: three ranks share an image, or have one each."""
-    plan = plan_of(batch_size=batch_size)
-    step = swept(plan)
-    assert step is not None
-    rows = plan_sweeps(plan.question.layers, 90, width, 4).edges[1]
-    assert (step.columns_px, step.strip_rows) == (width, rows)
-    weights = 4 * sum(layer.num_parameters for layer in plan.question.layers)
-    tensors = trained_bytes(plan.question.layers, 90, width, rows, 4)
-    assert step.device_bytes == tensors + 4 * weights + 90 * width * 3 * 4
-    one = Estimator(replace(plan.question, halo_mode="exchange", grid=None))
-    seconds = images * sum(
-        2 * time.forward_s + time.backward_s for time in one.times((1, 90, width))
-    )
-    assert step.step_s == pytest.approx(seconds + one.least_rest_s(1), rel=1e-12)
+    question = replace(SWEPT, batch_size=batch_size)
+    (plan,) = swept_plans(question)
+    rows = plan_sweeps(question.layers, 90, width, 4).edges[1]
+    assert (plan.tile_own_px, plan.layout.strip_rows) == ((90, width), rows)
+    assert plan.mesh == ((1, 1, 3) if width == 24 else (3, 1, 1))
+    weights = 4 * sum(layer.num_parameters for layer in question.layers)
+    tensors = trained_bytes(question.layers, 90, width, rows, 4)
+    assert plan.device_bytes == tensors + 4 * weights + 90 * width * 3 * 4
+    seconds = images * sum(seconds_of(question, width, rows, plan.mesh[2]))
+    assert plan.step_s == pytest.approx(seconds + Estimator(question).least_rest_s(1), rel=1e-12)
+    assert (plan.exchange_s > 0) == (plan.mesh[2] > 1)
+
+
+def test_strips_have_messages_of_their_own() -> None:
+    layers, link = unet_layers(OPTIONS), Estimator(SWEPT).link(1)
+    tiling = cut(90, 72, Cut(grid=(1, 3)), HaloRule(0, 2, exchanged=True))
+    once, often = (halo_times(layers, tiling, 4, link, parts) for parts in (1, 5))
+    for layer, more in zip(once, often, strict=True):
+        # A rank in the middle sends to two and takes from two.
+        message_s = link.latency_s + 4 * link.message_s if layer.forward_s else 0.0
+        assert more.forward_s == pytest.approx(layer.forward_s + 4 * message_s, rel=1e-12)
 
 
 def test_strips_over_partitions_where_a_rank_per_device_does_not_fit() -> None:
     """Of two images each device would have one; of partitions each has some layers."""
     size = 900, 64
-    plan = plan_of(size, batch_size=2, machine=small_machine(2, 2**30))
-    question = plan.question
+    question = replace(
+        SWEPT, image=size, batch_size=2, machine=small_machine(2, 2**30), partitions=None
+    )
 
-    def on(memory_bytes: int) -> SweptStep | None:
-        machine = small_machine(2, memory_bytes)
-        return swept(replace(plan, question=replace(question, machine=machine, reserve=0)))
+    def on(memory_bytes: int) -> Plan | None:
+        return first_plan(replace(question, machine=small_machine(2, memory_bytes), reserve=0))
 
     alone = on(2**40)
     assert alone is not None
     assert len(alone.balance) == 1
-    step = on(alone.device_bytes - 1)
-    assert step is not None
-    assert len(step.balance) == 2
-    assert on(step.device_bytes) == step
-    layers = question.layers
-    one = Estimator(replace(question, halo_mode="exchange", grid=None))
-    peaks = partition_peaks(layers, *size, step.strip_rows, 4, step.balance)
-    first = step.balance[0]
+    plan = on(alone.device_bytes - 1)
+    assert plan is not None
+    assert len(plan.balance) == 2
+    again = on(plan.device_bytes)
+    assert again is not None
+    assert again.balance == plan.balance
+    layers, strip_rows = question.layers, plan.layout.strip_rows
+    assert strip_rows is not None
+    peaks = partition_peaks(layers, *size, strip_rows, 4, plan.balance)
+    first = plan.balance[0]
     weights = [
         4 * sum(layer.num_parameters for layer in part) for part in (layers[:first], layers[first:])
     ]
     fixed = [4 * weights[0] + prod(size) * 3 * 4, 4 * weights[1]]
-    assert step.device_bytes == max(map(sum, zip(fixed, peaks, strict=True)))
-    times = [2 * time.forward_s + time.backward_s for time in one.times((1, *size))]
-    strips = sum(1 for _ in sweep(layers, strip_edges(size[0], step.strip_rows)))
-    seconds = 2 * max(sum(times[:first]), sum(times[first:])) / (1 - idle_share(strips, 2))
-    assert step.step_s == pytest.approx(seconds + one.least_rest_s(2), rel=1e-12)
+    assert [part.num_bytes for part in plan.parts] == [
+        states + peak for states, peak in zip(fixed, peaks, strict=True)
+    ]
+    times = seconds_of(question, 64, strip_rows, 1)
+    strips = sum(1 for _ in sweep(layers, strip_edges(size[0], strip_rows)))
+    assert plan.bubble == pytest.approx(idle_share(strips, 2), rel=1e-12)
+    seconds = 2 * max(sum(times[:first]), sum(times[first:])) / (1 - plan.bubble)
+    estimator = Estimator(question)
+    rest_s = estimator.sum_s(2) + estimator.update_s(plan.balance)
+    assert plan.step_s == pytest.approx(seconds + rest_s, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "words"),
     [
-        {"options": replace(OPTIONS, padding="valid")},
-        {"options": replace(OPTIONS, norm="instance")},
-        {"options": replace(OPTIONS, norm="instance", norm_scope="tile")},
-        {"halo": "epsilon"},
-        {"grid": (1, 1)},
-        {"image": (90, 4), "nodes": 3},
+        ({"options": replace(OPTIONS, padding="valid")}, "network: no padding"),
+        ({"options": replace(OPTIONS, norm="instance")}, "network: instance norm"),
+        ({"options": replace(OPTIONS, norm="batch", norm_scope="tile")}, "network: norms"),
+        ({"halo": "epsilon"}, "halo: epsilon"),
+        ({"grid": (2, 2)}, "grid: (2, 2)"),
+        ({"tile_px": 32}, "tile_px: 32"),
+        ({"micro_batches": 2}, "micro_batches: 2"),
+        ({"checkpointing": "always"}, "checkpointing: always"),
+        ({"swap": "all"}, "swap: all"),
+        ({"balance": (3, 4)}, "balance"),
     ],
 )
-def test_what_is_not_swept(changes: dict[str, Any]) -> None:
-    assert swept(plan_of(**{"grid": (2, 2)} | changes)) is None
+def test_what_is_not_swept(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(TilenetError) as refusal:
+        plan_modes(replace(SWEPT, **changes))
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
-def test_what_does_not_fit_is_not_said() -> None:
-    plan = plan_of()
-    step = swept(plan)
-    assert step is not None
+def test_a_sweep_needs_a_column_per_rank() -> None:
+    assert swept_plans(replace(SWEPT, image=(90, 4))) == []
 
-    def on(memory_bytes: int) -> Plan:
-        return replace(
-            plan, question=replace(plan.question, machine=small_machine(3, memory_bytes), reserve=0)
-        )
 
-    assert swept(on(step.device_bytes)) == step
-    assert swept(on(step.device_bytes - 1)) is None
+def test_a_sweep_that_does_not_fit_says_what_it_needs() -> None:
+    (plan,) = swept_plans(SWEPT)
+
+    def on(memory_bytes: int) -> list[Plan]:
+        machine = small_machine(3, memory_bytes)
+        return plan_modes(replace(SWEPT, machine=machine, reserve=0))
+
+    assert on(plan.device_bytes)[0].layout == plan.layout
+    with pytest.raises(TilenetError, match=r"a plan must fit its devices .* 1 × 3 tiles in strips"):
+        on(plan.device_bytes - 1)
+
+
+def test_exchange_takes_no_halo_of_its_own() -> None:
+    with pytest.raises(TilenetError, match=r"halo: epsilon.*; leave halo out"):
+        plan_modes(replace(SWEPT, halo_mode="exchange", halo="epsilon"))
+
+
+@pytest.mark.parametrize("halo", ["epsilon", 2])
+def test_only_tiles_that_overlap_have_another_halo(halo: str | int) -> None:
+    plans = plans_of(halo=halo, halo_mode="auto", grid=None)
+    assert {plan.halo_mode for plan in plans} == {"overlap"}
+
+
+def test_tiles_that_are_asked_for_overlap() -> None:
+    first, *others = plans_of(halo_mode="auto")
+    assert (first.halo_mode, first.layout.grid) == ("overlap", (3, 3))
+    assert [plan.halo_mode for plan in others] == ["exchange", "sweep"]
 
 
 def test_both_are_said() -> None:
-    text = explain([plan_of()])
+    text = explain(plans_of())
     assert "instead of     halo_mode exchange, 1 × 3 tiles, 1 partition" in text
-    assert "instead of     halo_mode sweep, strips of 64 × 24 px at most: " in text
+    strips = "1 × 1 tiles in strips of 64 rows, 3 partitions (balance 4, 4, 3)"
+    assert f"instead of     halo_mode sweep, {strips}: " in text
+
+
+def test_a_plan_by_sweeps_in_words() -> None:
+    text = explain(answer(replace(SWEPT, partitions=3)))
+    assert "1 tile per rank, in strips of 64 × 72 px at most, each computed twice forward" in text
+    assert "halo exchanged between ranks; work ratio 1.01" in text
+
+
+def test_keys_of_a_sweep() -> None:
+    keys = plan_modes(SWEPT)[0].run_keys()
+    assert "tiles" not in keys
+    assert keys["mesh"] == {"replicas": 1, "rows": 1, "columns": 3}
+    assert (keys["halo_mode"], keys["halo"], keys["balance"]) == ("sweep", "exact", [11])

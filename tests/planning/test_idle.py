@@ -11,7 +11,6 @@ from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.explain import answer, explain
 from tilenet.planning.mesh import MeshShape, tiles_of
 from tilenet.planning.plan import Plan, Question
-from tilenet.planning.search import Search
 
 OPTIONS = UNetOptions(poolings=1, convolutions=1, base=4)
 
@@ -19,7 +18,7 @@ OPTIONS = UNetOptions(poolings=1, convolutions=1, base=4)
 def plan_of(devices: int, **changes: Any) -> Plan:
     machine = small_machine(devices, 2**26)
     asked = Question(OPTIONS, 3, (90, 70), machine=machine, partitions=1)
-    return answer(Search(replace(asked, **changes)))[0]
+    return answer(replace(asked, **changes))[0]
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4, 6])

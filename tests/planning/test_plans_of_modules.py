@@ -161,9 +161,7 @@ def test_what_is_no_network_is_refused(tmp_path: Path, change: dict[str, object]
 
 
 def test_the_papers_numbers_are_left_out() -> None:
-    plans = answer(
-        Search(Question(own("gated"), 0, (96, 90), small_machine(1, 2**26), grid=(3, 3)))
-    )
+    plans = answer(Question(own("gated"), 0, (96, 90), small_machine(1, 2**26), grid=(3, 3)))
     said = explain(plans)
     assert "96 × 90 × 3 px" in said
     assert "9 tiles per rank, 9 in a micro-batch for global average, 1 micro-batch at once" in said

@@ -19,6 +19,8 @@ from test_same_as_whole_image import run_file, scenes_of
 from unlike_scenes import KEYS, NETWORK, mixed_scenes, write
 
 from tilenet.__main__ import main
+from tilenet.data.rasters import handles
+from tilenet.data.survey import survey
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.library.whole_run import train
 from tilenet.parallel.ranks.together import RankControl
@@ -222,6 +224,46 @@ def test_more_files_than_the_system_allows_are_refused(monkeypatch: pytest.Monke
         allow_open_files(937)
 
 
+def noted_openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of all rasters that are opened from now on, as often as they are."""
+    paths: list[str] = []
+
+    def noted(path: str, *more: Any, real: Any = rasterio.open, **options: Any) -> Any:
+        paths.append(path)
+        return real(path, *more, **options)
+
+    monkeypatch.setattr(rasterio, "open", noted)
+    return paths
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(("most", "latest"), [(18, 18), (8, 2), (8, 8), (1, 2)])
+def test_files_stay_open_from_header_to_survey(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    latest: int,
+) -> None:
+    """All where they are few enough; of more, those that were opened first."""
+    scenes = scenes_of(shared_path, [(20 + number, 30) for number in range(9)], comm)
+    run = run_file(shared_path, scenes, NETWORK)
+    monkeypatch.setattr(handles, "MOST_OPEN", most)
+    monkeypatch.setattr(handles, "LATEST", latest)
+    paths = noted_openings(monkeypatch)
+    with ExitStack() as stack:
+        opened = open_images(run, stack, RankControl(comm))
+        mine = len(paths)
+        seen = survey(opened.images, opened.labels, 3, 4, comm)
+        assert len(handles.RECENT) <= most
+        again = len(paths) - mine
+        pixels = [image.read(image.whole) for image in opened.images]
+    band = np.concatenate([part.values[0][part.valid] for part in pixels])
+    assert (seen.num_valid, seen.mean[0]) == (band.size, pytest.approx(band.mean()))
+    assert mine == len(range(comm.rank, 9, comm.size)) * 2
+    assert again <= (mine - max(most - latest, 0) if mine > most else 0)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("broken", [None, 7])
 def test_ranks_of_a_node_share_the_headers(
@@ -236,13 +278,7 @@ def test_ranks_of_a_node_share_the_headers(
     if broken is not None and comm.rank == 0:
         scenes[broken].image.write_bytes(b"II*\0broken")
     comm.Barrier()
-    paths: list[str] = []
-
-    def counted(path: str, *more: Any, real: Any = rasterio.open, **options: Any) -> Any:
-        paths.append(path)
-        return real(path, *more, **options)
-
-    monkeypatch.setattr(rasterio, "open", counted)
+    paths = noted_openings(monkeypatch)
     with ExitStack() as stack:
         if broken is not None:
             with pytest.raises(AgreedError, match=r"file that GDAL can open \(.*image8\.tif"):

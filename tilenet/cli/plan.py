@@ -21,13 +21,13 @@ from tilenet.cli.own_network import adopt_named
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.unet import UNetOptions
+from tilenet.planning.estimate import Estimator
 from tilenet.planning.explain import GIB, answer, explain, in_px
 from tilenet.planning.machines import known_machines, machine
 from tilenet.planning.memory.paper import level_bytes
 from tilenet.planning.memory.states import OPTIMIZER_STATES
-from tilenet.planning.plan import OwnNetwork, Plan, Question, write_plan
+from tilenet.planning.plan import MODES, OwnNetwork, Plan, Question, write_plan
 from tilenet.planning.replan import question_again
-from tilenet.planning.search import Search
 from tilenet.planning.time.profile import read_profile
 from tilenet.planning.time.roofline import ITEM_BYTES
 from tilenet.report.charts import plot_level_bytes, plot_timeline
@@ -40,16 +40,15 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     options = _parser().parse_args(arguments)
     question = _question(options, arguments)
-    search = Search(question)
-    plans = answer(search)
+    plans = answer(question, alone=options.json)
     for path in options.plot or []:
-        _plot(search, plans[0], Path(path))
+        _plot(plans[0], Path(path))
     if options.out:
         write_plan(plans[0], Path(options.out))
     print(json.dumps(plans[0].to_json()) if options.json else explain(plans))
 
 
-def _plot(search: Search, plan: Plan, path: Path) -> None:
+def _plot(plan: Plan, path: Path) -> None:
     """`memory.png` and its like draw the levels' bytes, every other name the timeline."""
     if "memory" in path.name:
         if isinstance(plan.question.options, OwnNetwork):
@@ -63,7 +62,12 @@ def _plot(search: Search, plan: Plan, path: Path) -> None:
         plot_level_bytes(levels.encoder, levels.decoder, path, title)
         return
     layout = plan.layout
-    timeline = search.estimator.timeline(layout, plan.balance, layout.micro_batches)
+    if layout.strip_rows is not None:
+        raise TilenetError(
+            f"a timeline is of micro-batches, which a sweep does not have (plot: {path}, "
+            "halo_mode: sweep); leave --plot out, or take --halo-mode overlap or exchange"
+        )
+    timeline = Estimator(plan.question).timeline(layout, plan.balance, layout.micro_batches)
     plot_timeline(timeline, path, f"One mini-batch: {layout}")
 
 
@@ -144,7 +148,12 @@ def _parser() -> Arguments:
     run.add_argument("--batch-size", type=int, default=1, metavar="N", help="images of a step")
     run.add_argument("--precision", choices=list(ITEM_BYTES), default="float32")
     run.add_argument("--optimizer", choices=list(OPTIMIZER_STATES), default="adamw")
-    run.add_argument("--halo-mode", choices=["overlap", "exchange"], default="overlap")
+    run.add_argument(
+        "--halo-mode",
+        choices=["auto", *MODES],
+        default="auto",
+        help="tiles that read halos, ranks that exchange them, strips; auto: the fastest that fits",
+    )
     run.add_argument("--partitions", type=int, metavar="N", help="devices per rank")
     run.add_argument(
         "--balance", type=numbers(int, "L,L,…"), metavar="L,L,…", help="layers per partition"

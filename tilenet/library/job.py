@@ -23,7 +23,7 @@ from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
 from tilenet.parallel.ranks.meeting import Meeting
 from tilenet.parallel.ranks.together import together
-from tilenet.parallel.sums.values import RunningStatistics
+from tilenet.parallel.sums.running_statistics import RunningStatistics
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.share import share_adopted
 

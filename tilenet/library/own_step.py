@@ -20,7 +20,7 @@ from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.meeting import Meeting
 from tilenet.parallel.ranks.tf32 import tf32_if_asked
 from tilenet.parallel.sums.gradients import GradientSum
-from tilenet.parallel.sums.values import RunningStatistics
+from tilenet.parallel.sums.running_statistics import RunningStatistics
 from tilenet.training.images.work import ReadTile
 from tilenet.training.tile_sums import tile_sums
 

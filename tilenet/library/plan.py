@@ -19,7 +19,6 @@ from tilenet.library.network import first_bands, network_keys
 from tilenet.planning.explain import answer, explain, in_gib, in_seconds
 from tilenet.planning.machines import machine as facts_of
 from tilenet.planning.plan import OwnNetwork, Plan, Question, write_plan
-from tilenet.planning.search import Search
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import NetworkKeys
 
@@ -93,8 +92,9 @@ def plan(
     if image is None:
         raise TilenetError("a plan is for images of a size (image: None); give image or images")
     network, epsilon_px = _network(net, bands, classes)
+    options = {"halo_mode": "auto", **options}
     question = Question(network, epsilon_px, image, facts_of(machine), **options)
-    best, *others = answer(Search(question))
+    best, *others = answer(question)
     return Plans(best, tuple(others))
 
 

@@ -5,14 +5,17 @@ to their places in the one file. Nothing is compressed twice, no rank needs anot
 ranks on rank 0's node write, and rank 0 writes what the others compressed: where two nodes write to
 one page of a file, NFS may lose what one of them wrote, and says nothing.
 
+Of a map that goes on when interrupted, a record says how many tiles the disk holds: the order of
+tiles is that of any number of ranks, so that another job goes on behind them.
+
 The first two overviews are made from the map; the next two from the second, which then lies in a
 file of its own, and so on: every pixel is looked at a few times, however many overviews there are.
 """
 
 import os
-import struct
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from itertools import accumulate, groupby, pairwise
@@ -29,8 +32,19 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.opening import GDAL_ERRORS, quiet
 from tilenet.errors import TilenetError
-from tilenet.mapping.pieces import Pieces
-from tilenet.mapping.tiff_header import BLOCK_PX, Level, Template, header_of, template_of, tiles_in
+from tilenet.mapping.pieces import Compressed, Pieces
+from tilenet.mapping.tiff_header import (
+    BLOCK_PX,
+    FRAME_BYTES,
+    LEADER_BYTES,
+    Level,
+    Template,
+    framed,
+    frames_fit,
+    header_of,
+    template_of,
+    tiles_in,
+)
 from tilenet.parallel.ranks.comm import agreed
 
 if TYPE_CHECKING:
@@ -42,9 +56,8 @@ __all__ = ["CogJob", "cannot_write", "template_like", "write_cog"]
 BATCH_BYTES, BATCH_TILES = 32 << 20, 16
 # More of them before they are compressed need a BigTIFF, to be safe: as GDAL decides.
 CLASSIC_BYTES = 2_000_000_000
-# GDAL's driver has the bytes of a tile before it, and its last four once more behind it.
-LEADER_BYTES = TRAILER_BYTES = 4
-FRAME_BYTES = LEADER_BYTES + TRAILER_BYTES
+# Seconds of work that an interrupted job may lose; the disk is waited for as often.
+KEEP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,7 @@ class CogJob:
         template: What it begins with.
         classes: Overviews hold the class that most of their pixels have; else the mean of those
             that hold data.
-        keeps: Whether `pieces` stay where the map cannot be written.
+        keeps: Whether `pieces` stay where the map cannot be written, and tiles that are compressed.
     """
 
     path: str
@@ -123,11 +136,6 @@ def level_sizes(height: int, width: int) -> list[tuple[int, int]]:
     return sizes
 
 
-def _remove(path: str) -> None:
-    with suppress(OSError):
-        os.remove(path)
-
-
 class _Writing:
     """The work of the ranks that write.
 
@@ -136,6 +144,8 @@ class _Writing:
         shown: By a level: its pixels, 0 for the map's own, which are in pieces; others in files.
         sizes: Rows and columns of all levels.
         made: By a level that has a file of its own: its path, and where its tiles are in it.
+        kept: On rank 0: what the disk holds of files, to go on from.
+        keep_at: On rank 0: when it is to hold more of them, by the monotonic clock.
     """
 
     def __init__(self, job: CogJob, comm: "MPI.Comm", stack: ExitStack) -> None:
@@ -144,13 +154,17 @@ class _Writing:
         self.shown: dict[int, Any] = {0: job.pieces}
         self.sizes = level_sizes(job.pieces.height, job.pieces.width)
         self.made: dict[int, tuple[str, Level]] = {}
+        made_of = job.template, job.classes, self.sizes, rasterio.__gdal_version__
+        folder = Path(job.cog).parent
+        self.kept = Compressed(folder, "")
+        if comm.rank == 0 and job.keeps:
+            self.kept = Compressed.load(folder, made_of)
+        self.keep_at = time.monotonic() + KEEP_SECONDS
 
     def run(self) -> None:
-        job, comm = self.job, self.comm
+        job = self.job
         for number in range(2, len(self.sizes) - 1, 2):
             path, level = f"{job.cog}.{number}.part", Level(*self.sizes[number])
-            if comm.rank == 0:
-                self.stack.callback(_remove, path)
             self._write(path, {number: level})
             with self._guarded():
                 self.made[number] = path, level
@@ -173,29 +187,61 @@ class _Writing:
         order = [(number, tile) for number in sorted(levels)[::-1] for tile in levels[number].tiles]
         big = len(order) * tile_bytes > CLASSIC_BYTES
         at = len(header_of(self.job.template, [*levels.values()], big=big))
+        sizes = self._sizes_there(path, at, len(order))
+        at = _place(levels, order, sizes, at)
         with self._guarded():
             if comm.rank == 0:
-                Path(path).write_bytes(b"")
+                with open(path, "ab") as begun:
+                    begun.truncate(at)
         with ExitStack() as stack:
             file: FileIO | None = None
             with self._guarded():
                 if self.near[comm.rank]:
                     # Unbuffered: closing it has nothing left to write, and nothing to say.
                     file = stack.enter_context(open(path, "r+b", buffering=0))
-            most, start = max(1, min(BATCH_TILES, BATCH_BYTES // tile_bytes)), 0
-            while start < len(order):
+            most = max(1, min(BATCH_TILES, BATCH_BYTES // tile_bytes))
+            while len(sizes) < len(order):
+                start = len(sizes)
                 each = min(most, -(-(len(order) - start) // comm.size))
                 turn = order[start : start + each * comm.size]
-                sizes = self._write_turn(file, at, turn, each)
-                for (number, _), size in zip(turn, sizes, strict=True):
-                    levels[number].places.append((at + LEADER_BYTES, size))
-                    at += size + FRAME_BYTES
-                start += len(turn)
+                found = self._write_turn(file, at, turn, each)
+                at = _place(levels, turn, found, at)
+                sizes += found
+                self._keep(file, path, sizes, last=len(sizes) == len(order))
             with self._guarded():
                 if file and comm.rank == 0:
                     _put(file, 0, header_of(self.job.template, [*levels.values()], big=big))
                 if file:
                     os.fsync(file.fileno())
+
+    def _sizes_there(self, path: str, begin: int, most: int) -> list[int]:
+        """Bytes of the tiles that a file has from an interrupted job; []: none. Collective."""
+        comm, name = self.comm, os.path.basename(path)
+        sizes: list[int] = comm.bcast(self.kept.files.get(name, []))
+        if not sizes:
+            return []
+        mine = range(comm.rank, len(sizes), comm.size)
+        fits = len(sizes) <= most and frames_fit(path, begin, sizes, mine)
+        if all(comm.allgather(fits)):
+            return sizes
+        with self._guarded():
+            if comm.rank == 0:
+                self.kept.put(name, [])
+        return []
+
+    def _keep(self, file: FileIO | None, path: str, sizes: list[int], *, last: bool) -> None:
+        """Have the disk hold the tiles of a file, if it is time or none follows. Collective."""
+        if not self.job.keeps:
+            return
+        if not self.comm.bcast(last or time.monotonic() >= self.keep_at):
+            return
+        with self._guarded():
+            if file:
+                os.fsync(file.fileno())
+        with self._guarded():
+            if self.comm.rank == 0:
+                self.kept.put(os.path.basename(path), sizes)
+        self.keep_at = time.monotonic() + KEEP_SECONDS
 
     def _write_turn(
         self, file: FileIO | None, at: int, turn: list[tuple[int, int]], each: int
@@ -208,7 +254,7 @@ class _Writing:
                 found += self._tiles(number, [tile for _, tile in run])
         shares = self.comm.allgather([len(tile) for tile in found])
         whole = (sum(share) + FRAME_BYTES * len(share) for share in shares)
-        ends, data = list(accumulate(whole, initial=at)), b"".join(map(_framed, found))
+        ends, data = list(accumulate(whole, initial=at)), b"".join(map(framed, found))
         with self._guarded():
             if file:
                 _put(file, ends[rank], data)
@@ -261,8 +307,14 @@ class _Writing:
         return values
 
 
-def _framed(tile: bytes) -> bytes:
-    return struct.pack("<I", len(tile)) + tile + tile[-TRAILER_BYTES:]
+def _place(
+    levels: dict[int, Level], tiles: list[tuple[int, int]], sizes: list[int], at: int
+) -> int:
+    """Say where tiles of such bytes are, the first of them here; where the last one ends."""
+    for (number, _), size in zip(tiles, sizes, strict=False):
+        levels[number].places.append((at + LEADER_BYTES, size))
+        at += size + FRAME_BYTES
+    return at
 
 
 def _is_near(comm: "MPI.Comm") -> bool:

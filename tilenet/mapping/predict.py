@@ -27,7 +27,7 @@ from tilenet.parallel.health.progress import peak_bytes, say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
-from tilenet.parallel.ranks.devices import choose_devices, node_place
+from tilenet.parallel.ranks.devices import choose_devices, find_node_place
 from tilenet.parallel.ranks.layout import say_layout
 from tilenet.parallel.ranks.tf32 import say_where_no_tf32, tf32_if_asked
 from tilenet.planning.balance import check_balance, likely_balance
@@ -61,7 +61,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         if wanted.resume:  # from here on: MPICH catches SIGUSR1 itself, and forgets it
             stack.enter_context(requests)
         watchdog.arm("opening the checkpoint and the image", SLOW)
-        place, first = node_place(comm, wanted.device), comm.rank == 0
+        place, first = find_node_place(comm, wanted.device), comm.rank == 0
         lock, folder = _begin(wanted, stack, comm)
         with agreed(comm):
             source = MapSource.open(wanted, folder, stack)

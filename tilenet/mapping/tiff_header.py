@@ -4,12 +4,29 @@ Every tag but sizes and places of tiles is copied from a file that GDAL's own dr
 colours, where the map lies.
 """
 
+import os
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-__all__ = ["BLOCK_PX", "Level", "Template", "header_of", "template_of", "tiles_in"]
+__all__ = [
+    "BLOCK_PX",
+    "FRAME_BYTES",
+    "LEADER_BYTES",
+    "Level",
+    "Template",
+    "framed",
+    "frames_fit",
+    "header_of",
+    "template_of",
+    "tiles_in",
+]
 
 BLOCK_PX = 512  # rows and columns of a tile
+# GDAL's driver has the bytes of a tile before it, and its last four once more behind it.
+LEADER_BYTES = TRAILER_BYTES = 4
+FRAME_BYTES = LEADER_BYTES + TRAILER_BYTES
 
 WIDTH, HEIGHT, OFFSETS, SIZES = 256, 257, 324, 325  # tags
 PREDICTOR = 317
@@ -87,6 +104,35 @@ def tiles_in(file: bytes) -> list[bytes]:
         for one in (found[OFFSETS], found[SIZES])
     )
     return [file[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
+
+
+def framed(tile: bytes) -> bytes:
+    """A tile as it is in a file."""
+    return struct.pack("<I", len(tile)) + tile + tile[-TRAILER_BYTES:]
+
+
+def frames_fit(path: str, begin: int, sizes: list[int], tiles: Iterable[int]) -> bool:
+    """Whether a file has these of its tiles where it should, by what is before and behind them.
+
+    Args:
+        begin: Place of the first tile of the file.
+        sizes: Bytes of all its tiles.
+    """
+    places = list(accumulate((size + FRAME_BYTES for size in sizes), initial=begin))
+    try:
+        with open(path, "rb", buffering=0) as file:
+            for tile in tiles:
+                at, size = places[tile], sizes[tile]
+                leader = os.pread(file.fileno(), LEADER_BYTES, at)
+                # The last bytes of the tile, twice.
+                end = os.pread(file.fileno(), 2 * TRAILER_BYTES, at + size)
+                if leader != struct.pack("<I", size) or len(end) != 2 * TRAILER_BYTES:
+                    return False
+                if end[:TRAILER_BYTES] != end[TRAILER_BYTES:]:
+                    return False
+    except (OSError, OverflowError, struct.error):
+        return False
+    return True
 
 
 def _directory(file: bytes, at: int) -> tuple[tuple[Entry, ...], int]:

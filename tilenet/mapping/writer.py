@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from colorsys import hsv_to_rgb
-from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -29,7 +28,7 @@ from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.cog import CogJob, cannot_write, template_like, write_cog
-from tilenet.mapping.pieces import Pieces, begin_pieces, put_file
+from tilenet.mapping.pieces import Pieces, begin_pieces, forget, put_file, remove_partial
 from tilenet.mapping.tiff_header import BLOCK_PX, Template
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.storage.atomic import check_name, put
@@ -329,8 +328,13 @@ class MapWriter:
         inside = values[:, top : top + part.height, left : left + part.width]
         place = self._on_map(part)
         self._check_lock()
-        self._guarded(lambda: self._pieces.put(place, inside, lasting=self._keeps))
+        self._guarded(lambda: self._put(place, inside))
         self._written.append(place)
+
+    def _put(self, place: Window, values: NDArray[Any]) -> None:
+        if self._keeps and not self._written:
+            forget(self._pieces.folder)  # tiles that were made of what was there before
+        self._pieces.put(place, values, lasting=self._keeps)
 
     def finish(self) -> None:
         """Make a cloud-optimised file of all pieces, and put it in its place.
@@ -380,8 +384,7 @@ class MapWriter:
         if self.comm.rank or (self._lock is not None and self._lock.lost):
             return  # or the files are another job's now
         if self._keeps:
-            with suppress(OSError):
-                os.remove(self._cog)
+            remove_partial(self._cog)
         else:
             shutil.rmtree(self._pieces.folder, ignore_errors=True)
 

@@ -7,20 +7,20 @@ from typing import Any
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.compatibility import whole_image
-from tilenet.planning.plan import Plan, Question
+from tilenet.planning.plan import MODES, Plan, Question
 from tilenet.planning.search import Search
+from tilenet.planning.swept_plan import fitting_sweeps, swept_plans
 
-__all__ = ["ALL_OPEN", "first_plan", "why_nothing_fits"]
+__all__ = ["ALL_OPEN", "first_plan", "fitting_plans", "why_nothing_fits"]
 
 GIB = 2**30
 CHOICES = ("grid", "tile_px", "partitions", "balance", "micro_batches", "mbpp", "checkpointing")
 ALL_OPEN: dict[str, Any] = dict.fromkeys(CHOICES)  # left to the planner
 
 
-def why_nothing_fits(search: Search) -> str:
+def why_nothing_fits(question: Question) -> str:
     """One sentence: what the leanest layout needs, and what would do."""
-    question = search.question
-    leanest = search.leanest()
+    leanest = _leanest(question)
     needed = "a feature map has 2³¹ elements or more in every micro-batch"
     if leanest is not None:
         needed = (
@@ -30,14 +30,13 @@ def why_nothing_fits(search: Search) -> str:
     remedies: dict[str, dict[str, Any]] = {
         "swap auto": {"swap": "auto"},
         "leave all choices to the planner": ALL_OPEN,
-        "leave all choices to the planner, halo_mode overlap": {**ALL_OPEN, "halo_mode": "overlap"},
     }
-    if whole_image(question.layers):
-        exchange = {**ALL_OPEN, "halo_mode": "exchange"}
-        remedies["leave all choices to the planner, halo_mode exchange"] = exchange
-        if isinstance(question.options, UNetOptions):
-            local = replace(question.options, norm_scope="tile")
-            remedies["norm_scope tile (approximate)"] = {"options": local}
+    for mode in MODES:
+        words = f"leave all choices to the planner, halo_mode {mode}"
+        remedies[words] = {**ALL_OPEN, "halo_mode": mode}
+    if whole_image(question.layers) and isinstance(question.options, UNetOptions):
+        local = replace(question.options, norm_scope="tile")
+        remedies["norm_scope tile (approximate)"] = {"options": local}
     remedies["precision bfloat16"] = {"precision": "bfloat16"}
     changes = {}
     for words, change in remedies.items():
@@ -57,12 +56,34 @@ def why_nothing_fits(search: Search) -> str:
     )
 
 
+def fitting_plans(question: Question, *, alone: bool = False) -> list[Plan]:
+    """The fastest plan with the question's halo mode, and its rivals; empty: nothing fits.
+
+    Args:
+        alone: Whether to look for no rivals.
+
+    Raises:
+        TilenetError: No layout answers the question.
+    """
+    if question.halo_mode == "sweep":
+        return fitting_sweeps(question)[: 1 if alone else None]
+    search = Search(question)
+    return search.best(1) if alone else search.answer()
+
+
 def first_plan(question: Question) -> Plan | None:
-    """The fastest plan; None: nothing fits."""
+    """The fastest plan with the question's halo mode; None: nothing fits, or it is refused."""
     try:
-        return next(iter(Search(question).best(1)), None)
-    except TilenetError:  # a machine without that precision
+        return next(iter(fitting_plans(question, alone=True)), None)
+    except TilenetError:  # a machine without that precision, a network that is not swept
         return None
+
+
+def _leanest(question: Question) -> Plan | None:
+    """The plan that needs least memory; None: kernels cannot index its maps."""
+    if question.halo_mode != "sweep":
+        return Search(question).leanest()
+    return min(swept_plans(question), key=lambda plan: plan.device_bytes, default=None)
 
 
 def _gib(num_bytes: int) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
-from tilenet.model.choices import Checkpointing
+from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, without_cuts
 from tilenet.planning.compatibility import mini_batch_sizes, most_micro_batches, most_stacked
@@ -79,7 +79,7 @@ class Estimator:
         context = context_of(self.layers)
         self.rule = (
             HaloRule(0, context.alignment_px, exchanged=True)
-            if question.halo_mode == "exchange"
+            if question.halo_mode in ("exchange", "sweep")
             else halo_rule(question.halo, context, self.layers, question.epsilon_px)
         )
         self.mesh = lru_cache(maxsize=None)(self._mesh)
@@ -96,27 +96,28 @@ class Estimator:
         """Ranks of a job with a number of devices per rank."""
         asked = self.question
         ranks = asked.nodes * max(1, asked.machine.devices_per_node // partitions)
-        return choose_mesh(ranks, asked.batch_size)
+        # In a sweep ranks hold columns of an image.
+        return choose_mesh(ranks, asked.batch_size, rows=1 if asked.halo_mode == "sweep" else None)
 
     def tiles_per_rank(self, grid: Pixels, partitions: int) -> int:
         """Most tiles of a rank in a step."""
         mesh = self.mesh(partitions)
-        return most_tiles(mesh, grid) * self._images(partitions)
+        return most_tiles(mesh, grid) * self.images(partitions)
 
-    def _images(self, partitions: int) -> int:
+    def images(self, partitions: int) -> int:
         """Most images of a replica in a step."""
         return -(-self.question.batch_size // self.mesh(partitions).replicas)
 
     def micro_batches(self, grid: Pixels, partitions: int) -> int:
         """Most micro-batches of a rank in a step."""
         tiles = most_tiles(self.mesh(partitions), grid)
-        return most_micro_batches(self.layers, tiles, self._images(partitions))
+        return most_micro_batches(self.layers, tiles, self.images(partitions))
 
     def _shape(self, layout: Layout) -> Shape:
         """Tiles of a micro-batch, and rows and columns that each holds at the input."""
         grid, partitions = layout.grid, layout.partitions
         tiles = most_tiles(self.mesh(partitions), grid)
-        stacked = most_stacked(self.layers, tiles, self._images(partitions))
+        stacked = most_stacked(self.layers, tiles, self.images(partitions))
         return stacked, *self.read_px(grid)
 
     def _tiling(self, grid: Pixels) -> Tiling:
@@ -125,7 +126,7 @@ class Estimator:
     def read_px(self, grid: Pixels) -> Pixels:
         """Rows and columns that a tile holds at its input."""
         tiling = self.tiling(grid)
-        if self.question.halo_mode == "exchange":
+        if self.rule.exchanged:
             return max(span.own for span in tiling.rows), max(span.own for span in tiling.cols)
         return tiling.rows[0].read, tiling.cols[0].read
 
@@ -135,7 +136,7 @@ class Estimator:
             return layer_times_of_profile(asked.profile, self.layers, stacked * rows, cols)
         return roofline(self.layers, rows, cols, asked.precision, asked.machine, stacked)
 
-    def _link(self, partitions: int) -> Link:
+    def link(self, partitions: int) -> Link:
         """Link of a rank, whose node's other ranks send as much as it does."""
         facts = self.question.machine
         ranks = max(1, facts.devices_per_node // partitions)
@@ -148,10 +149,10 @@ class Estimator:
     def _waits(self, layout: Layout) -> tuple[LayerTime, ...]:
         """Seconds that each layer waits for other ranks, of one micro-batch."""
         asked, mesh = self.question, self.mesh(layout.partitions)
-        link = self._link(layout.partitions)
+        link = self.link(layout.partitions)
         at_image = mesh.rows * mesh.columns
         waits = [norm_times(self.layers, at_image, mesh.num_ranks, link)]
-        if asked.halo_mode == "exchange" and at_image > 1:
+        if self.rule.exchanged and at_image > 1:
             item_bytes = ITEM_BYTES[asked.precision] * self.shape(layout)[0]
             waits.append(halo_times(self.layers, self.tiling(layout.grid), item_bytes, link))
         return together(*waits)
@@ -172,7 +173,8 @@ class Estimator:
 
     def _costs(self, shape: Shape) -> tuple[LayerBytes, ...]:
         asked, (stacked, rows, cols) = self.question, shape
-        return layer_bytes(self.layers, rows, cols, asked.precision, stacked, asked.halo_mode)
+        mode: HaloMode = "exchange" if self.rule.exchanged else "overlap"
+        return layer_bytes(self.layers, rows, cols, asked.precision, stacked, mode)
 
     def _seconds(self, shape: Shape) -> NDArray[np.float64]:
         seconds = block_seconds(self.times(shape), self._transfers(shape))
@@ -240,15 +242,15 @@ class Estimator:
         sizes = mini_batch_sizes(many, layout.micro_batches)
         took = {size: self.timeline(layout, balance, size).makespan_s for size in set(sizes)}
         pipeline_s = sum(took[size] for size in sizes)
-        sum_s = self._sum_s(layout.partitions)
-        step_s = pipeline_s + sum_s + self._update_s(balance)
+        sum_s = self.sum_s(layout.partitions)
+        step_s = pipeline_s + sum_s + self.update_s(balance)
         # The next step's tiles are read meanwhile
         return max(step_s, self.read_s(layout)), pipeline_s, sum_s
 
     def least_rest_s(self, partitions: int) -> float:
         """Seconds of a step outside its pipeline, with the best of balances."""
         moved = self._update_moves(partitions) * float(self.parameter_bytes.sum()) / partitions
-        return self._sum_s(partitions) + self.question.machine.memory_s(moved)
+        return self.sum_s(partitions) + self.question.machine.memory_s(moved)
 
     @cached_property
     def parameter_bytes(self) -> NDArray[np.int64]:
@@ -256,13 +258,13 @@ class Estimator:
         item = 8 if self.question.precision == "float64" else 4
         return np.array([layer.num_parameters * item for layer in self.layers])
 
-    def _sum_s(self, partitions: int) -> float:
+    def sum_s(self, partitions: int) -> float:
         mesh = self.mesh(partitions)
         whole = float(self.parameter_bytes.sum())
         pieces = max(1, round(whole / PIECE_BYTES))
-        return pieces * self._link(partitions).sum_s(mesh.num_ranks, whole / pieces)
+        return pieces * self.link(partitions).sum_s(mesh.num_ranks, whole / pieces)
 
-    def _update_s(self, balance: Balance) -> float:
+    def update_s(self, balance: Balance) -> float:
         parts = np.split(self.parameter_bytes, np.cumsum(balance)[:-1])
         most = max(float(part.sum()) for part in parts)
         return self.question.machine.memory_s(self._update_moves(len(balance)) * most)

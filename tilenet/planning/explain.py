@@ -7,14 +7,12 @@ from math import prod
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.tiles import halo_rule
-from tilenet.planning.advise import why_nothing_fits
 from tilenet.planning.compatibility import obstacle, whole_image
-from tilenet.planning.halo_modes import SweptStep, exchanged, swept
+from tilenet.planning.halo_modes import plan_modes
 from tilenet.planning.kept_maps import kept_cells
 from tilenet.planning.maps import GPU_STRIP_PX, MapQuestion, choose_map
 from tilenet.planning.memory.swept_maps import swept_bytes
-from tilenet.planning.plan import Plan
-from tilenet.planning.search import Search
+from tilenet.planning.plan import Plan, Question
 from tilenet.planning.time.roofline import ITEM_BYTES
 
 __all__ = ["GIB", "answer", "explain", "in_gib", "in_px", "in_seconds"]
@@ -25,15 +23,16 @@ MAP_SHARE, MAP_TILE_PX = 4, 4096
 MOST_BUBBLE = 0.5  # that goes without saying
 
 
-def answer(search: Search) -> list[Plan]:
-    """The best plan and the next two.
+def answer(question: Question, *, alone: bool = False) -> list[Plan]:
+    """The best plan, its rivals, and the fastest with each other halo mode.
+
+    Args:
+        alone: Whether the best plan is all.
 
     Raises:
-        TilenetError: Nothing fits; the sentence says what would.
+        TilenetError: See `plan_modes`.
     """
-    plans = search.answer()
-    if not plans:
-        raise TilenetError(why_nothing_fits(search))
+    plans = plan_modes(question, alone=alone)
     return [replace(plan, notes=_notes(plan)) for plan in plans]
 
 
@@ -42,14 +41,13 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     layers = question.layers
     notes = []
     context = context_of(layers)
-    if question.halo_mode == "exchange":
-        notes.append("Seconds do not count the halos' way between ranks.")
-    elif plan.layout.grid != (1, 1) and plan.halo_px < context.halo_px:
+    tiled = plan.halo_mode == "overlap" and plan.layout.grid != (1, 1)
+    if tiled and plan.halo_px < context.halo_px:
         notes.append(
             f"approximate: the halo ({plan.halo_px} px) is narrower than the exact one "
             f"({context.halo_px} px), so the result depends on the tiles."
         )
-    reason = obstacle(layers, plan.layout.grid, plan.mesh, question.halo_mode)
+    reason = obstacle(layers, plan.layout.grid, plan.mesh, plan.halo_mode)
     if reason:
         notes.append(f"train refuses this plan as it stands: {reason}.")
     notes += _idle(plan)
@@ -102,10 +100,7 @@ def explain(plans: Sequence[Plan]) -> str:
         f"read {in_px(plan.tile_read_px)}, {_halo(plan)}; work ratio {plan.work_ratio:.2f}",
         f"  ranks          {replicas} × {rows} × {columns} (replicas × rows × columns), "
         f"{plan.ranks_per_node} per node, {_plural(layout.partitions, 'device')} each",
-        f"  pipeline       {_plural(plan.tiles_per_rank, 'tile')} per rank{_stacked(plan)}, "
-        f"{_plural(layout.micro_batches, 'micro-batch')} at once "
-        f"({layout.micro_batches / layout.partitions:.3g} mbpp), "
-        f"checkpointing {layout.checkpointing}, bubble {plan.bubble:.0%}",
+        f"  pipeline       {_pipeline(plan)}, bubble {plan.bubble:.0%}",
         f"  predicted      {in_gib(plan.device_bytes)} GiB per device of "
         f"{question.limit_bytes / GIB:.2f} planned with, {plan.host_bytes / GIB:.1f} GiB per node; "
         f"{in_seconds(plan.step_s)} per step (gradients {in_seconds(plan.sum_s)}"
@@ -123,8 +118,7 @@ def explain(plans: Sequence[Plan]) -> str:
             f"  {in_seconds(part.seconds):>6}  {part.share:>5.0%}"
         )
     lines.append("")
-    lines.extend(f"  instead of     {rival.layout}: {_why(plan, rival)}" for rival in plans[1:])
-    lines.extend(_mode_lines(plan))
+    lines.extend(f"  instead of     {_rival(plan, other)}" for other in plans[1:])
     return "\n".join([*lines, *(f"\n{note}" for note in plan.notes)])
 
 
@@ -136,23 +130,28 @@ def _states_lines(plan: Plan) -> list[str]:
     ]
 
 
-def _mode_lines(plan: Plan) -> list[str]:
-    """What the other ways to give tiles their context would take."""
-    lines, other, step = list[str](), exchanged(plan), swept(plan)
-    if other is not None:
-        lines.append(f"halo_mode exchange, {other.layout}: {_cost(plan, other)}")
-    if step is not None:
-        size = in_px((step.strip_rows, step.columns_px))
-        many = len(step.balance)
-        over = f" over {many} partitions (balance {', '.join(map(str, step.balance))})"
-        how = f"halo_mode sweep, strips of {size} at most{over * (many > 1)}"
-        lines.append(f"{how}: {_cost(plan, step)}")
-    return [f"  instead of     {line}" for line in lines]
-
-
-def _cost(plan: Plan, other: Plan | SweptStep) -> str:
+def _rival(plan: Plan, other: Plan) -> str:
+    """Another plan, and why it was not taken."""
+    if other.halo_mode == plan.halo_mode:
+        return f"{other.layout}: {_why(plan, other)}"
+    balance = f" (balance {', '.join(map(str, other.balance))})" * (len(other.balance) > 1)
     return (
+        f"halo_mode {other.halo_mode}, {other.layout}{balance}: "
         f"{other.step_s / plan.step_s:.2f} × the time, {in_gib(other.device_bytes)} GiB per device"
+    )
+
+
+def _pipeline(plan: Plan) -> str:
+    """What goes through the partitions."""
+    layout = plan.layout
+    tiles = f"{_plural(plan.tiles_per_rank, 'tile')} per rank{_stacked(plan)}"
+    if layout.strip_rows is not None:
+        size = in_px((layout.strip_rows, plan.tile_own_px[1]))
+        return f"{tiles}, in strips of {size} at most, each computed twice forward"
+    return (
+        f"{tiles}, {_plural(layout.micro_batches, 'micro-batch')} at once "
+        f"({layout.micro_batches / layout.partitions:.3g} mbpp), "
+        f"checkpointing {layout.checkpointing}"
     )
 
 
@@ -230,7 +229,7 @@ def _node_hours(plan: Plan) -> str:
 
 
 def _halo(plan: Plan) -> str:
-    if plan.question.halo_mode == "exchange":
+    if plan.halo_mode != "overlap":
         return "halo exchanged between ranks"
     return f"halo {plan.halo_px} px, overlap"
 

@@ -1,124 +1,74 @@
-"""Exchange and sweep, next to a plan whose tiles overlap: what they take and what a step costs."""
+"""Overlap, exchange or sweep: the fastest plan of each, and which of them to take."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from math import prod
+from collections.abc import Iterable
+from dataclasses import replace
 
-from tilenet.geometry.halo import context_of
-from tilenet.geometry.sweep import sweep
-from tilenet.parallel.pipeline.layer_times import LayerTime
-from tilenet.planning.advise import ALL_OPEN, first_plan
-from tilenet.planning.balance import block_seconds, least_time, most_partitions, without_cuts
-from tilenet.planning.compatibility import obstacle, sweep_obstacle
-from tilenet.planning.estimate import Estimator
-from tilenet.planning.memory.states import state_bytes
-from tilenet.planning.memory.swept_partitions import partition_peaks
-from tilenet.planning.memory.trained_sweeps import (
-    ALL_CELLS,
-    averaged_sweeps,
-    plan_sweeps,
-    trained_bytes,
-)
-from tilenet.planning.plan import Plan
-from tilenet.planning.time.roofline import ITEM_BYTES
+from tilenet.errors import TilenetError
+from tilenet.planning.advise import ALL_OPEN, first_plan, fitting_plans, why_nothing_fits
+from tilenet.planning.compatibility import obstacle
+from tilenet.planning.plan import MODES, Plan, Question
 
-__all__ = ["SweptStep", "exchanged", "swept"]
+__all__ = ["plan_modes"]
+
+# Seconds are predicted, so tiles that overlap are left only for what is a tenth faster.
+FASTER = 0.9
 
 
-@dataclass(frozen=True)
-class SweptStep:
-    """A step with `halo_mode: sweep` on the devices of a plan.
+def plan_modes(question: Question, *, alone: bool = False) -> list[Plan]:
+    """The plan to take, its rivals with the same halo mode, and the fastest with each other mode.
 
-    Attributes:
-        columns_px: Most columns of an image on a rank.
-        strip_rows: Rows of a strip.
-        balance: Layers per partition.
-        device_bytes: Peak of the fullest device.
-        step_s: Seconds, without the halos' way between ranks.
+    Args:
+        alone: Whether to look for the plan to take alone.
+
+    Raises:
+        TilenetError: No layout answers the question, or nothing fits; the sentence says what would.
     """
-
-    columns_px: int
-    strip_rows: int
-    balance: tuple[int, ...]
-    device_bytes: int
-    step_s: float
-
-
-def exchanged(plan: Plan) -> Plan | None:
-    """The fastest plan with `halo_mode: exchange`; None: the halo is not exact, or nothing fits."""
-    question = plan.question
-    if question.halo_mode != "overlap" or question.halo != "exact" or plan.layout.grid == (1, 1):
-        return None
-    fastest = first_plan(replace(question, halo_mode="exchange", **ALL_OPEN))
-    if fastest is None or obstacle(question.layers, fastest.layout.grid, fastest.mesh, "exchange"):
-        return None
-    return fastest
-
-
-def swept(plan: Plan) -> SweptStep | None:
-    """The fastest step by sweeps that fits; None: the network cannot be swept, or none fits.
-
-    A rank has a device, or strips flow through partitions on several. A sweep computes each strip
-    twice forward and once backward. The image is on the first device.
-    """
-    question, layers = plan.question, plan.question.layers
-    if question.halo != "exact" or context_of(layers).valid or plan.layout.grid == (1, 1):
-        return None
-    if sweep_obstacle(layers):
-        return None
-    estimator = Estimator(replace(question, halo_mode="exchange"))
-    most = 1 if averaged_sweeps(layers) else question.machine.devices_per_node
-    most = min(most, most_partitions(len(layers), question.together))
-    steps = (
-        step
-        for partitions in range(1, most + 1)
-        if question.machine.devices_per_node % partitions == 0
-        for step in _steps(plan, estimator, partitions)
-    )
-    return min(steps, key=lambda step: step.step_s, default=None)
+    by_mode: dict[str, list[Plan]] = {}
+    refusals = []
+    modes = MODES if question.halo_mode == "auto" else (question.halo_mode,)
+    for mode in modes:
+        try:
+            plans = fitting_plans(replace(question, halo_mode=mode), alone=alone)
+        except TilenetError as error:
+            refusals.append(error)
+            continue
+        if plans:
+            by_mode[mode] = plans
+            if not _has_halos(plans[0]):
+                break
+    if not by_mode:
+        if len(refusals) == len(modes):
+            raise refusals[0]
+        tried = replace(question, halo_mode=modes[0])
+        raise TilenetError(why_nothing_fits(tried))
+    chosen = _chosen(plans[0] for plans in by_mode.values())
+    if alone:
+        return [chosen]
+    others = []
+    for mode in MODES if _has_halos(chosen) else ():
+        if mode != chosen.halo_mode:
+            left_open = replace(question, halo_mode=mode, **ALL_OPEN)
+            plan = by_mode[mode][0] if mode in by_mode else first_plan(left_open)
+            others += [plan] if plan is not None and _is_trained(plan) else []
+    return [*by_mode[chosen.halo_mode], *others]
 
 
-def _steps(plan: Plan, estimator: Estimator, partitions: int) -> Iterator[SweptStep]:
-    """Steps over so many partitions that fit."""
-    question, layers, mesh = plan.question, plan.question.layers, estimator.mesh(partitions)
-    unit = context_of(layers).alignment_px
-    ranks, images = mesh.rows * mesh.columns, -(-question.batch_size // mesh.replicas)
-    height, units = -(-question.image[0] // unit) * unit, -(-question.image[1] // unit)
-    if ranks > units:
-        return
-    width, item_bytes = -(-units // ranks) * unit, ITEM_BYTES[question.precision]
-    image_bytes = prod((height, width, question.options.bands)) * item_bytes
-    times = [
-        LayerTime(2 * time.forward_s, time.backward_s)
-        for time in estimator.times((1, height, width))
-    ]
-    seconds = block_seconds(times)
-    for balance in least_time(without_cuts(seconds, question.together), partitions):
-        blocks = list(pairwise([0, *accumulate(balance)]))
-        fixed = [_kept_bytes(estimator, partitions, *block) for block in blocks]
-        fixed[0] += image_bytes
-        sweeps = plan_sweeps(layers, height, width, item_bytes, question.limit_bytes - fixed[0])
-        strips, averages = sweeps.edges[1], averaged_sweeps(layers)
-        size = height, width
-        if averages and sweeps.kept != plan_sweeps(layers, *size, item_bytes, ALL_CELLS).kept:
-            return  # layers are computed more often
-        if partitions > 1:
-            peaks = partition_peaks(layers, *size, strips, item_bytes, balance)
-        else:
-            peaks = (trained_bytes(layers, *size, strips, item_bytes, bool(averages) * ALL_CELLS),)
-        device_bytes = max(one + peak for one, peak in zip(fixed, peaks, strict=True))
-        if device_bytes <= question.limit_bytes:
-            num_strips = sum(1 for _ in sweep(layers, sweeps.edges))
-            slowest = max(float(seconds[block]) for block in blocks)
-            # The pipeline fills and drains.
-            step_s = images * slowest * (num_strips + partitions - 1) / num_strips
-            rest_s = estimator.least_rest_s(partitions)
-            yield SweptStep(width, strips, balance, device_bytes, step_s + rest_s)
+def _has_halos(plan: Plan) -> bool:
+    """Whether tiles are computed with context that another halo mode can give them."""
+    if plan.halo_mode != "overlap":
+        return True
+    return plan.question.halo == "exact" and plan.layout.grid != (1, 1)
 
 
-def _kept_bytes(estimator: Estimator, partitions: int, first: int, stop: int) -> int:
-    """Bytes of weights, of the buffer of their gradients and of the optimizer's states."""
-    parameters = int(estimator.parameter_bytes[first:stop].sum())
-    sharers = estimator.sharers(partitions)
-    return 2 * parameters + state_bytes(estimator.question.optimizer, parameters, sharers)
+def _is_trained(plan: Plan) -> bool:
+    """Whether `train` takes the plan."""
+    return obstacle(plan.question.layers, plan.layout.grid, plan.mesh, plan.halo_mode) is None
+
+
+def _chosen(plans: Iterable[Plan]) -> Plan:
+    """The plan to take, of the fastest with each mode."""
+    plans = list(plans)
+    plans = list(filter(_is_trained, plans)) or plans
+    fastest = min(plans, key=lambda plan: plan.step_s)
+    overlap = next((plan for plan in plans if plan.halo_mode == "overlap"), fastest)
+    return fastest if fastest.step_s < FASTER * overlap.step_s else overlap

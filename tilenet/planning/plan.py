@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layer_json import check_layers, layer_from_json, layer_to_json
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.model.choices import Checkpointing, HaloMode
+from tilenet.model.choices import Checkpointing
 from tilenet.planning.machines import Machine
 from tilenet.planning.swap.plan import SwapPlan
 from tilenet.planning.time.profile import Profile
@@ -18,11 +18,13 @@ from tilenet.storage.atomic import write_aside
 from tilenet.storage.strict_json import parsed_json
 
 __all__ = [
-    "Layout", "OwnNetwork", "PartitionPlan", "Plan", "Question", "planned_bytes", "read_plan",
-    "write_plan",
+    "MODES", "Layout", "OwnNetwork", "PartitionPlan", "Plan", "PlannedMode", "Question",
+    "planned_bytes", "read_plan", "write_plan",
 ]  # fmt: skip
 
 VERSION = 1
+PlannedMode = Literal["overlap", "exchange", "sweep"]
+MODES: tuple[PlannedMode, ...] = get_args(PlannedMode)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Question:
         precision: Precision, as in run files.
         optimizer: `adamw`, `sgd`, or `sgd-momentum`.
         halo: `exact`, `epsilon` or pixels.
-        halo_mode: `overlap` or `exchange`.
+        halo_mode: `overlap`, `exchange` or `sweep`; `auto`: the fastest that fits, which is in
+            the question of a plan.
         grid: Tiles along rows and columns.
         tile_px: Largest own size of a tile.
         partitions: Devices per rank.
@@ -103,7 +106,7 @@ class Question:
     precision: str = "float32"
     optimizer: str = "adamw"
     halo: int | str = "exact"
-    halo_mode: HaloMode = "overlap"
+    halo_mode: PlannedMode | Literal["auto"] = "overlap"
     grid: tuple[int, int] | None = None
     tile_px: int | None = None
     partitions: int | None = None
@@ -142,6 +145,7 @@ class Layout:
         micro_batches: Micro-batches of a rank in the pipeline at once, each a tile or a stack.
         checkpointing: Which micro-batches are computed again in backward.
         swap: Whether tensors go to the host.
+        strip_rows: Rows of a strip of a sweep; None: tiles are computed whole.
     """
 
     grid: tuple[int, int]
@@ -149,10 +153,13 @@ class Layout:
     micro_batches: int
     checkpointing: Checkpointing
     swap: bool = False
+    strip_rows: int | None = None
 
     def __str__(self) -> str:
         rows, cols = self.grid
         parts = f"{self.partitions} partition{'s' * (self.partitions > 1)}"
+        if self.strip_rows is not None:
+            return f"{rows} × {cols} tiles in strips of {self.strip_rows} rows, {parts}"
         return (
             f"{rows} × {cols} tiles, {parts}, {self.micro_batches} "
             f"micro-batch{'es' * (self.micro_batches > 1)}, checkpointing {self.checkpointing}"
@@ -238,6 +245,12 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @property
+    def halo_mode(self) -> PlannedMode:
+        """How tiles get their context."""
+        assert self.question.halo_mode != "auto"
+        return self.question.halo_mode
+
+    @property
     def num_ranks(self) -> int:
         """MPI ranks of the job."""
         return self.mesh[0] * self.mesh[1] * self.mesh[2]
@@ -245,9 +258,12 @@ class Plan:
     def run_keys(self) -> dict[str, Any]:
         """What of the plan goes into a run file."""
         replicas, rows, columns = self.mesh
+        tiles = {"rows": self.layout.grid[0], "columns": self.layout.grid[1]}
+        # A sweep takes the columns of a rank as they are; of tiles each would have a halo.
+        swept = self.layout.strip_rows is not None
         return {
             "mesh": {"replicas": replicas, "rows": rows, "columns": columns},
-            "tiles": {"rows": self.layout.grid[0], "columns": self.layout.grid[1]},
+            **({} if swept else {"tiles": tiles}),
             "halo": self.question.halo,
             "halo_mode": self.question.halo_mode,
             "partitions": self.layout.partitions,

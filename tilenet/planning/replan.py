@@ -13,7 +13,7 @@ from tilenet.model.choices import Checkpointing
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import PRECISIONS, checked_machine
 from tilenet.planning.memory.states import OPTIMIZER_STATES
-from tilenet.planning.plan import Question, read_plan
+from tilenet.planning.plan import MODES, Question, read_plan
 
 __all__ = ["question_again"]
 
@@ -21,7 +21,7 @@ __all__ = ["question_again"]
 CHOICES = {
     "precision": PRECISIONS,
     "optimizer": tuple(OPTIMIZER_STATES),
-    "halo_mode": ("overlap", "exchange"),
+    "halo_mode": MODES,
     "swap": ("off", "auto", "all"),
 }
 
@@ -29,9 +29,9 @@ CHOICES = {
 def question_again(path: Path, nodes: int) -> Question:
     """The question whose answer is the plan in `path`, for another number of nodes.
 
-    All that the plan chose is fixed; only the ranks are laid out again. With `halo_mode: exchange`,
-    where each rank holds one tile, the tiles follow from the ranks, which changes no result; how
-    these go through the pipeline is then chosen again.
+    All that the plan chose is fixed; only the ranks are laid out again. Where each
+    rank holds one tile, with `halo_mode: exchange` and `sweep`, the tiles follow from the ranks,
+    which changes no result; how these go through the pipeline is then chosen again.
 
     Raises:
         TilenetError: It is no plan, or its question is incomplete.
@@ -55,7 +55,7 @@ def question_again(path: Path, nodes: int) -> Question:
             reserve=float(entry["reserve"]),
             **{name: _choice(entry[name], choices) for name, choices in CHOICES.items()},
         )
-        if question.halo_mode == "exchange":
+        if question.halo_mode != "overlap":
             return question
         grid = _whole(keys["tiles"]["rows"]), _whole(keys["tiles"]["columns"])
         # Of fewer ranks the fullest can have fewer tiles: 10 are 2 × 5, 11 only 1 × 11.

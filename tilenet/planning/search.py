@@ -320,6 +320,11 @@ def _check(question: Question, num_layers: int) -> None:
     if question.balance is not None:
         check_balance(question.balance, num_layers, question.partitions, question.together)
     check_partitions(question.partitions or 1, num_layers, question.together)
+    if question.halo_mode == "exchange" and question.halo != "exact":
+        raise TilenetError(
+            f"with halo_mode exchange each layer takes just what it needs (halo: {question.halo}); "
+            "leave halo out, or take halo_mode overlap"
+        )
     devices = question.machine.devices_per_node
     if (question.partitions or 1) > devices:
         raise TilenetError(

@@ -66,14 +66,13 @@ class Loop:
         run, comm = self.run_file, self.comm
         self.watchdog.arm("the first weights", SLOW)
         network = self.network.network
-        shares = self.network.shares(comm, run.gradients.piece_bytes)
+        self.shares = shares = self.network.shares(comm, run.gradients.piece_bytes)
         self.average = average_of(network, run.optimizer)
         self.update = Update(
             run.optimizer.make(network.trained if shares is None else shares.own),
             run.schedule.rates(run.optimizer.lr, self.data.last),
             run.loss_scale,
             run.optimizer.clip_norm,
-            shares,
             None if self.average is None else self.average.update,
         )
         with agreed(comm):
@@ -127,10 +126,10 @@ class Loop:
         )
 
     def _step(self) -> Step:
-        keys, update = self.run_file.gradients, self.update
-        how = keys.piece_bytes, keys.transport, update.shares
-        gradients = self.network.gradient_sum(self.comm, *how)
-        return Step(self.network, self.loss, update, gradients, self.folder.path, self.comm)
+        keys, network = self.run_file.gradients, self.network
+        pieces = self.shares or keys.piece_bytes
+        gradients = network.gradient_sum(self.comm, pieces, keys.transport)
+        return Step(network, self.loss, self.update, gradients, self.folder.path, self.comm)
 
     def _close(self, step: Step) -> None:
         step.close()
@@ -198,7 +197,7 @@ class Loop:
     def _save(self, step: int, log: RunLog | None, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
         network, update = self.network.network, self.update
-        states = optimizer_tensors(network, update.optimizer, update.shares)
+        states = optimizer_tensors(network, update.optimizer, self.shares)
         with self._averaged(), agreed(self.comm):
             if self.average is not None:
                 states |= self.average.trained()

@@ -123,11 +123,10 @@ class RunNetwork:
         return None if self.sharers == 1 else Shares(self.network.trained, comm, piece_bytes)
 
     def gradient_sum(
-        self, comm: "MPI.Intracomm", piece_bytes: int, transport: str, shares: Shares | None
+        self, comm: "MPI.Intracomm", pieces: int | Shares, transport: str
     ) -> GradientSum:
         """The sum of this network's gradients over ranks. Collective."""
-        trained = self.network.trained
-        return GradientSum(trained, comm, piece_bytes, transport, shares=shares)
+        return GradientSum(self.network.trained, comm, pieces, transport)
 
     @property
     def shared_bytes(self) -> int | None:

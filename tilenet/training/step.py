@@ -23,9 +23,9 @@ from tilenet.model.loss import Loss, dice
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.upload import upload
 from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
+from tilenet.parallel.sums.all_reduce import sum_with_gradient
 from tilenet.parallel.sums.gradients import GradientSum
-from tilenet.parallel.sums.shares import Shares
-from tilenet.parallel.sums.values import RunningStatistics, global_sum
+from tilenet.parallel.sums.running_statistics import RunningStatistics
 from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.compatibility import mini_batch_sizes
 from tilenet.planning.learning_rate import LearningRate
@@ -74,11 +74,10 @@ class Update:
     """The update of the weights by a step's summed gradient.
 
     Attributes:
-        optimizer: Optimizer of all parameters of the network, or of this rank's `shares`.
+        optimizer: Optimizer of all parameters of the network, or of this rank's share.
         rates: Learning rate of each step.
         scale: Factor of the loss before backward.
         clip_norm: Largest norm of the gradient; None: it is not clipped.
-        shares: How ranks share out the update; None: each makes all of it.
         updated: Called after each update.
     """
 
@@ -86,7 +85,6 @@ class Update:
     rates: LearningRate
     scale: LossScale
     clip_norm: float | None = None
-    shares: Shares | None = None
     updated: Callable[[], None] | None = None
 
     def apply(self, gradients: GradientSum, weight: float, step: int) -> None:
@@ -268,7 +266,7 @@ class Step:
         """
         step = np.array([weight, len(sums) / self.image_comm.size])
         self.comm.Allreduce(np.copy(step), step)
-        losses = dice(global_sum(sums, self.image_comm)).sum()
+        losses = dice(sum_with_gradient(sums, self.image_comm)).sum()
         share: Tensor = losses * (step[0] / step[1] / self.image_comm.size)
         return share
 

@@ -13,7 +13,7 @@ from affine import Affine
 from mpi4py import MPI
 
 from tilenet.data.labels.raster import Labels
-from tilenet.data.rasters import handles
+from tilenet.data.rasters import handles, location
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
 
@@ -59,26 +59,57 @@ def test_more_rasters_than_may_be_open_are_read_as_if_all_were(
     assert open_files(tmp_path) == 0
 
 
+def noted_options(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """From now on names of files that are opened, and what GDAL is told of names next to them."""
+    asked: list[tuple[str, Any]] = []
+
+    def noted(path: str, *more: Any, real: Any = rasterio.open, **options: Any) -> Any:
+        beside = rasterio.env.getenv() if rasterio.env.hasenv() else {}
+        asked.append((Path(path).name, beside.get("GDAL_DISABLE_READDIR_ON_OPEN")))
+        return real(path, *more, **options)
+
+    monkeypatch.setattr(rasterio, "open", noted)
+    return asked
+
+
+def write_mask(path: str) -> None:
+    """A mask in a file next to a raster."""
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=False), rasterio.open(path, "r+") as file:
+        file.write_mask(np.tri(37, 53, dtype=bool))
+
+
 def test_what_lies_next_to_a_file_is_looked_for_once(
     write_raster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder of thousands of images is not read for each of them; a mask is still found."""
     monkeypatch.setattr(handles, "MOST_OPEN", 1)
-    asked: list[tuple[str, Any]] = []
-
-    def noted(path: str, real: Any = rasterio.open) -> Any:
-        beside = rasterio.env.getenv().get("GDAL_DISABLE_READDIR_ON_OPEN")
-        asked.append((Path(path).name, beside))
-        return real(path)
-
+    asked = noted_options(monkeypatch)
     values = np.ones((1, 37, 53), np.uint8)
     plain, masked = (write_raster(name, values) for name in ("plain.tif", "masked.tif"))
-    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=False), rasterio.open(masked, "r+") as file:
-        file.write_mask(np.tri(37, 53, dtype=bool))
-    monkeypatch.setattr(rasterio, "open", noted)
+    write_mask(masked)
+    asked.clear()
     with Raster(plain) as one, Raster(masked) as other:
         for _ in range(2):
             assert one.read(one.whole).valid.all()
             np.testing.assert_array_equal(other.read(other.whole).valid, np.tri(37, 53, dtype=bool))
     first = [("plain.tif", None), ("masked.tif", None)]
     assert asked == [*first, *[("plain.tif", "EMPTY_DIR"), ("masked.tif", None)] * 2]
+
+
+@pytest.mark.parametrize("names", [3, 4])
+def test_a_folder_of_more_names_than_gdal_lists_is_not_listed(
+    write_raster: Any, monkeypatch: pytest.MonkeyPatch, names: int
+) -> None:
+    """GDAL would read a thousand names of it, drop them, and ask for those that matter."""
+    monkeypatch.setattr(location, "LISTED", 3)
+    masked = write_raster("masked.tif", np.ones((1, 37, 53), np.uint8))
+    write_mask(masked)
+    for number in range(names - 2):
+        Path(masked).with_name(f"{number}.txt").touch()
+    asked = noted_options(monkeypatch)
+    with Raster(masked) as image:
+        np.testing.assert_array_equal(image.read(image.whole).valid, np.tri(37, 53, dtype=bool))
+    assert asked == [("masked.tif", "TRUE" if names > 3 else None)]
+    monkeypatch.setenv("GDAL_READDIR_LIMIT_ON_OPEN", "9")  # a user's limit is left alone
+    Raster(masked).close()
+    assert asked[1:] == [("masked.tif", None)]

@@ -23,7 +23,7 @@ from tilenet.parallel.exchange.conv import Shape, convolve
 from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend, part_of
 from tilenet.parallel.exchange.layers import spatial_layer
 from tilenet.parallel.exchange.norm import Cells, WholeImageNorm
-from tilenet.parallel.sums.values import global_sum
+from tilenet.parallel.sums.all_reduce import sum_with_gradient
 
 pytestmark = pytest.mark.ranks(2, 3, 4, 6)
 
@@ -201,11 +201,11 @@ def test_layer(comm: MPI.Intracomm, name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 3, 5)])
-def test_global_sum(comm: MPI.Intracomm, shape: tuple[int, ...]) -> None:
+def test_sum_with_gradient(comm: MPI.Intracomm, shape: tuple[int, ...]) -> None:
     x = drawn(*shape, seed=comm.rank)
-    assert_adjoint(comm, lambda x: global_sum(x, comm), x, 3)
+    assert_adjoint(comm, lambda x: sum_with_gradient(x, comm), x, 3)
     total = sum(drawn(*shape, seed=rank) for rank in range(comm.size))
-    wrong = float((global_sum(x, comm) - total).abs().max())
+    wrong = float((sum_with_gradient(x, comm) - total).abs().max())
     assert comm.allreduce(wrong, op=MPI.MAX) <= 1e-14
 
 

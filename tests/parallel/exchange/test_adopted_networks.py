@@ -147,6 +147,6 @@ def test_maxima_of_a_rank_alone_are_seen(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = case(adopt(Extremes(), 3).layers, comm.size, "exchange")
-    monkeypatch.setattr(whole_maximum, "largest_over", lambda _, values: values)
+    monkeypatch.setattr(whole_maximum, "find_largest_over", lambda _, values: values)
     with pytest.raises(AssertionError):
         assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tilenet.errors import TilenetError
-from tilenet.parallel.ranks.devices import VISIBLE_DEVICES, share_gpus, visible_gpus
+from tilenet.parallel.ranks.devices import VISIBLE_DEVICES, list_gpus, share_gpus
 
 ALL = "abcdefgh"
 
@@ -80,9 +80,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
 
 
 def test_a_gpu_is_named_by_its_uuid(gpus: list[SimpleNamespace]) -> None:
-    assert visible_gpus() == ()
+    assert list_gpus() == ()
     gpus.extend([SimpleNamespace(uuid="a1-2"), SimpleNamespace(uuid="b1-2")])
-    assert visible_gpus() == ("a1-2", "b1-2")
+    assert list_gpus() == ("a1-2", "b1-2")
 
 
 def test_without_a_uuid_by_its_bus_and_else_by_the_launcher(
@@ -91,7 +91,7 @@ def test_without_a_uuid_by_its_bus_and_else_by_the_launcher(
     bus = {"pci_domain_id": 0, "pci_bus_id": 0xC1, "pci_device_id": 0}
     gpus.extend([SimpleNamespace(uuid="0000-00", **bus), SimpleNamespace(), SimpleNamespace()])
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "4,5")
-    assert visible_gpus() == ("00:c1:00", "5", "2")
+    assert list_gpus() == ("00:c1:00", "5", "2")
 
 
 def test_slices_of_a_gpu_are_told_apart(
@@ -99,7 +99,7 @@ def test_slices_of_a_gpu_are_told_apart(
 ) -> None:
     gpus.append(SimpleNamespace(uuid="a1-2"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-77")
-    assert visible_gpus() == ("MIG-77",)
+    assert list_gpus() == ("MIG-77",)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     gpus.append(SimpleNamespace(uuid="a1-2"))
-    assert len(set(visible_gpus())) == 2
+    assert len(set(list_gpus())) == 2

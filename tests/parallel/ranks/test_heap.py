@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys, torch
-from tilenet.parallel.ranks.devices import keep_freed_buffers
+from tilenet.parallel.ranks.malloc import keep_freed_buffers
 
 class State(ctypes.Structure):  # malloc.h
     _fields_ = [(name, ctypes.c_size_t) for name in (

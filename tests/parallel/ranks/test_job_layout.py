@@ -9,10 +9,10 @@ from mpi4py import MPI
 from tilenet.parallel.ranks import layout as job_layout
 from tilenet.parallel.ranks.layout import (
     RankLayout,
-    layout_lines,
-    node_place,
-    oversubscribed,
+    describe_layout,
+    find_node_place,
     say_layout,
+    warn_of_threads,
 )
 
 
@@ -108,15 +108,15 @@ def summit(node: int, first: int, ranks: int = 6, partitions: int = 1) -> list[R
     ],
 )
 def test_lines(ranks: list[RankLayout], lines: list[str]) -> None:
-    assert layout_lines(ranks) == lines
+    assert describe_layout(ranks) == lines
 
 
 def test_many_nodes_that_differ_are_few_lines() -> None:
     ranks = [rank for node in range(20) for rank in on_cpus(node, range(node, node + 1), node + 1)]
-    lines = layout_lines(ranks)
+    lines = describe_layout(ranks)
     assert len(lines) == 8
     assert lines[-1] == "and 13 more lines for nodes that differ again"
-    assert layout_lines(ranks[:8])[-1].startswith("node n8: rank 7;")
+    assert describe_layout(ranks[:8])[-1].startswith("node n8: rank 7;")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_many_nodes_that_differ_are_few_lines() -> None:
     ],
 )
 def test_more_threads_than_cores_are_said(ranks: list[RankLayout], said: str) -> None:
-    found = oversubscribed(ranks)
+    found = warn_of_threads(ranks)
     assert said in found
     assert bool(found) == bool(said)
 
@@ -152,7 +152,7 @@ def test_more_threads_than_cores_are_said(ranks: list[RankLayout], said: str) ->
 def test_rank_0_says_what_all_have(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(job_layout, "say", said.append)
-    say_layout(comm, node_place(comm), (torch.device("cpu"),) * 2)
+    say_layout(comm, find_node_place(comm), (torch.device("cpu"),) * 2)
     if comm.rank:
         assert said == []
         return

@@ -7,7 +7,7 @@ from mpi4py import MPI
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.parallel.ranks import devices
 from tilenet.parallel.ranks.comm import STEP_SIZES, agreed, world
-from tilenet.parallel.ranks.devices import NodePlace, choose_devices, node_place
+from tilenet.parallel.ranks.devices import NodePlace, choose_devices, find_node_place
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -42,8 +42,8 @@ def test_nobody_raises_where_nobody_did(comm: MPI.Intracomm) -> None:
 def test_places_count_the_ranks_of_a_node_and_gather_what_each_sees(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "visible_gpus", lambda: (f"GPU-{comm.rank}", "GPU-9"))
-    places = comm.allgather(node_place(comm, "auto"))
+    monkeypatch.setattr(devices, "list_gpus", lambda: (f"GPU-{comm.rank}", "GPU-9"))
+    places = comm.allgather(find_node_place(comm, "auto"))
     shown = tuple((f"GPU-{rank}", "GPU-9") for rank in range(comm.size))
     assert places == [NodePlace(rank, comm.size, shown) for rank in range(comm.size)]
 
@@ -51,16 +51,16 @@ def test_places_count_the_ranks_of_a_node_and_gather_what_each_sees(
 def test_ranks_that_compute_on_the_cpu_do_not_look_for_gpus(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "visible_gpus", lambda: pytest.fail("this starts CUDA"))
-    assert node_place(comm, "cpu").shown == ((),) * comm.size
+    monkeypatch.setattr(devices, "list_gpus", lambda: pytest.fail("this starts CUDA"))
+    assert find_node_place(comm, "cpu").visible == ((),) * comm.size
 
 
 def test_two_ranks_on_one_gpu_are_refused_on_both(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "visible_gpus", lambda: ("GPU-a",))
+    monkeypatch.setattr(devices, "list_gpus", lambda: ("GPU-a",))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    place = node_place(comm, "cuda")
+    place = find_node_place(comm, "cuda")
     if comm.size == 1:
         assert choose_devices("cuda", place) == cuda(0)
         return
@@ -84,7 +84,7 @@ def test_two_ranks_on_one_gpu_are_refused_on_both(
 )
 def test_own_devices_are_those_that_no_other_rank_sees(shown: list[list[str]], own: bool) -> None:
     place = NodePlace(0, max(1, len(shown)), tuple(tuple(names) for names in shown))
-    assert place.own_devices == own
+    assert place.has_own_gpus == own
 
 
 @pytest.mark.parametrize("name", STEP_SIZES)

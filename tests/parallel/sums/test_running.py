@@ -5,7 +5,7 @@ import torch
 from mpi4py import MPI
 
 from tilenet.model.modules import BatchNorm
-from tilenet.parallel.sums.values import MOMENTUM, RunningStatistics
+from tilenet.parallel.sums.running_statistics import MOMENTUM, RunningStatistics
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 

@@ -77,7 +77,7 @@ def test_a_clipped_update_is_that_of_one_rank(
 ) -> None:
     held, wanted = parameters(0), parameters(0)
     shares = Shares(held, comm, piece_bytes)
-    summing = GradientSum(held, comm, meanwhile=meanwhile, shares=shares)
+    summing = GradientSum(held, comm, shares, meanwhile=meanwhile)
     one, mine = keys.make(wanted), keys.make(shares.own)
     for step in range(3):
         summing.zero()
@@ -108,7 +108,7 @@ def test_a_clipped_update_is_that_of_one_rank(
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
 def test_what_is_not_finite_on_one_rank_is_known_to_all(comm: MPI.Intracomm, value: float) -> None:
     held = parameters(0)
-    summing = GradientSum(held, comm, shares=Shares(held, comm, 100))
+    summing = GradientSum(held, comm, Shares(held, comm, 100))
     summing.zero()
     summing.finish()
     assert summing.finite

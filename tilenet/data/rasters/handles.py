@@ -1,16 +1,19 @@
-"""The rasters that a rank holds open: those that it read last, of any number in a run.
+"""The rasters that a rank holds open: a bounded number of any number in a run.
 
 A process may open a thousand files or so, and an open one takes 50 kB; what a raster's header says
 is kept without it.
+
+Where there are more, those that were read last stay open, and those that were opened first: all
+rasters are gone through in one order again and again (headers, survey, validation), and of those
+that were read last none would be open when its turn comes again.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import islice
 from typing import Any, Protocol, TypeVar
-
-import rasterio
 
 __all__ = ["MOST_OPEN", "READING", "Handles", "Viewed"]
 
@@ -18,6 +21,7 @@ __all__ = ["MOST_OPEN", "READING", "Handles", "Viewed"]
 READING = threading.RLock()
 
 MOST_OPEN = 256  # rasters, each of one file or of those of a stack
+LATEST = 64  # of them, that were read last
 
 
 class View(Protocol):
@@ -31,20 +35,20 @@ Viewed = TypeVar("Viewed", bound=View)
 
 
 class Handles:
-    """The open files of a raster: closed when others were read since, and then opened again.
+    """The open files of a raster: closed where too many are open, and opened again when needed.
 
     Pickled it is closed.
 
     Args:
         path: Path of the raster.
-        open_all: Function that opens its files.
+        open_all: Function that opens its files; it is told whether they are `alone`.
 
     Attributes:
         alone: Whether nothing belongs to the files that lies next to them, for which GDAL would
             read the whole folder whenever it opens one, or ask for fifty names.
     """
 
-    def __init__(self, path: str, open_all: Callable[[str], list[Any]]) -> None:
+    def __init__(self, path: str, open_all: Callable[[str, bool], list[Any]]) -> None:
         self._path, self._open_all = path, open_all
         self.alone = False
         self._files: list[Any] = []
@@ -55,20 +59,18 @@ class Handles:
 
     @property
     def files(self) -> list[Any]:
-        """rasterio's, open until those of `MOST_OPEN` other rasters were asked for.
+        """rasterio's, open until those of `LATEST` other rasters were asked for, or longer.
 
         Raises:
             TilenetError: One is gone, or cannot be opened any more.
         """
         with READING:
             if not self._files:
-                options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR"} if self.alone else {}
-                with rasterio.Env.from_defaults(**options):
-                    self._files = self._open_all(self._path)
+                self._files = self._open_all(self._path, self.alone)
             RECENT[self] = None
             RECENT.move_to_end(self)
             while len(RECENT) > MOST_OPEN:
-                next(iter(RECENT)).close()
+                next(islice(reversed(RECENT), min(LATEST, MOST_OPEN), None)).close()
             return self._files
 
     def view(self, key: object, make: Callable[[list[Any]], Viewed]) -> Viewed:

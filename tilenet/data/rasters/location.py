@@ -5,17 +5,15 @@ Addresses go to GDAL as they are; what is set here holds where the environment s
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import rasterio
+from functools import lru_cache
+from itertools import islice
 
 from tilenet.data.rasters.remedies import CHECK
 
 __all__ = [
     "file_name",
     "is_remote",
-    "opening_remotely",
+    "looked_for",
     "real_path",
     "remedy_when_opened",
     "remedy_when_read",
@@ -35,7 +33,8 @@ for variable, value in {
 }.items():
     os.environ.setdefault(variable, value)
 
-NEXT_TO_FILES = "GDAL_DISABLE_READDIR_ON_OPEN"
+NEXT_TO_FILES, MOST_LISTED = "GDAL_DISABLE_READDIR_ON_OPEN", "GDAL_READDIR_LIMIT_ON_OPEN"
+LISTED = 1000  # names of a folder, which is GDAL's own limit
 
 
 def is_remote(path: str) -> bool:
@@ -56,14 +55,29 @@ def real_path(path: str) -> str:
     return path if is_remote(path) else os.path.realpath(path)
 
 
-@contextmanager
-def opening_remotely(path: str) -> Iterator[None]:
-    """Have GDAL not ask for some forty names that could lie next to a remote file."""
-    if is_remote(path) and NEXT_TO_FILES not in os.environ:
-        with rasterio.Env.from_defaults(**{NEXT_TO_FILES: "EMPTY_DIR"}):
-            yield
-    else:
-        yield
+def looked_for(path: str, *, alone: bool) -> dict[str, str]:
+    """GDAL's options on what it looks for next to a file when it opens it.
+
+    Args:
+        alone: Whether nothing that belongs to it lies there, as was seen when it was opened before.
+    """
+    remote = is_remote(path)
+    if alone or (remote and NEXT_TO_FILES not in os.environ):  # it would ask for some forty names
+        return {NEXT_TO_FILES: "EMPTY_DIR"}
+    set_by_user = NEXT_TO_FILES in os.environ or MOST_LISTED in os.environ
+    if not remote and not set_by_user and _holds_thousands(os.path.dirname(path)):
+        return {NEXT_TO_FILES: "TRUE"}
+    return {}
+
+
+@lru_cache(maxsize=256)
+def _holds_thousands(folder: str) -> bool:
+    """Whether GDAL would list a folder up to its limit, and then ask for names all the same."""
+    try:
+        with os.scandir(folder or ".") as entries:
+            return sum(1 for _ in islice(entries, LISTED + 1)) > LISTED
+    except OSError:
+        return False
 
 
 def remedy_when_opened(path: str) -> str:

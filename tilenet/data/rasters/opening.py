@@ -12,7 +12,7 @@ from rasterio._err import CPLE_BaseError
 from rasterio.enums import Interleaving
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
-from tilenet.data.rasters.location import opening_remotely, remedy_when_opened
+from tilenet.data.rasters.location import looked_for, remedy_when_opened
 from tilenet.data.rasters.remedies import SET_TRANSFORM, TILED
 from tilenet.errors import TilenetError
 from tilenet.storage.atomic import check_name
@@ -37,15 +37,18 @@ MOST_NAMED = 8  # subdatasets
 MOST_LETTERS = 120  # of the name of one
 
 
-def opened(path: str) -> Any:
+def opened(path: str, *, alone: bool = False) -> Any:
     """rasterio's open file.
+
+    Args:
+        alone: See `looked_for`.
 
     Raises:
         TilenetError: GDAL cannot open it.
     """
     check_name("a raster", path)
     try:
-        with quiet(), opening_remotely(path):
+        with quiet(), rasterio.Env.from_defaults(**looked_for(path, alone=alone)):
             return rasterio.open(path)
     except GDAL_ERRORS as error:
         raise cannot_open(path, error) from error

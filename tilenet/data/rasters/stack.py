@@ -395,9 +395,9 @@ def _begins(name: str, folder: str) -> bool:
     return ":" in name or "/vsi" in name or os.path.exists(os.path.join(folder, name))
 
 
-def _open_all(path: str) -> list[Any]:
+def _open_all(path: str, alone: bool) -> list[Any]:
     try:
-        return [opened(path)]
+        return [opened(path, alone=alone)]
     except TilenetError:
         paths = stacked_paths(path)
         # A wrong name with a plus sign in it is one name, unless some of its parts are files, or
@@ -409,7 +409,7 @@ def _open_all(path: str) -> list[Any]:
     with ExitStack() as stack:
         datasets = []
         for part in paths:  # not entered: only the same thread could then close it
-            datasets.append(opened(part))
+            datasets.append(opened(part, alone=alone))
             stack.callback(datasets[-1].close)
         stack.pop_all()
     return datasets

@@ -23,7 +23,7 @@ from tilenet.geometry.windows import Window
 from tilenet.model.gpipe import is_recomputing
 from tilenet.model.upload import upload
 from tilenet.parallel.exchange.halo import part_of
-from tilenet.parallel.sums.values import add_over
+from tilenet.parallel.sums.all_reduce import add_over
 
 if TYPE_CHECKING:
     from mpi4py import MPI

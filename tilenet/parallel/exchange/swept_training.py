@@ -33,7 +33,7 @@ from tilenet.parallel.exchange.swept_partitions import (
     swept_over_partitions,
 )
 from tilenet.parallel.exchange.whole_maps import AveragedOver, bin_sums
-from tilenet.parallel.sums.values import global_sum
+from tilenet.parallel.sums.all_reduce import sum_with_gradient
 
 __all__ = ["Measure", "SweptPipe"]
 
@@ -209,7 +209,7 @@ class _Part:
             # If the map is kept, its states are needed as parts of those of a single sweep.
             keeps_states = number in self.plan.kept
             total = self.sweep(number, averages, of_rows, keeps_states=keeps_states)
-        return global_sum(total, self.columns.channel.comm if self.columns else None)
+        return sum_with_gradient(total, self.columns.channel.comm if self.columns else None)
 
 
 def _bins(

@@ -16,7 +16,7 @@ from tilenet.geometry.windows import Window
 from tilenet.model.upload import upload
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.norm import Cells
-from tilenet.parallel.sums.values import add_over
+from tilenet.parallel.sums.all_reduce import add_over
 
 if TYPE_CHECKING:
     from mpi4py import MPI

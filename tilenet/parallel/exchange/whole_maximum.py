@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.whole_maps import AveragedOver
-from tilenet.parallel.sums.values import add_over, largest_over
+from tilenet.parallel.sums.all_reduce import add_over, find_largest_over
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -42,10 +42,10 @@ class _Maximum(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, where: AveragedOver, comm: "MPI.Intracomm | None") -> Tensor:
         images = torch.tensor(where.cells.images, device=x.device)
         values, places = _own_largest(x, where)
-        largest = largest_over(comm, _largest_of_images(values, images))
+        largest = find_largest_over(comm, _largest_of_images(values, images))
         # The smallest place among those of the largest value.
         places[values != largest[images]] = -torch.inf
-        ctx.chosen = largest_over(comm, _largest_of_images(places, images))[images] == places
+        ctx.chosen = find_largest_over(comm, _largest_of_images(places, images))[images] == places
         ctx.shape, ctx.places, ctx.where, ctx.comm, ctx.images = (
             x.shape,
             places,

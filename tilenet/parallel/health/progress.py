@@ -51,14 +51,13 @@ def progress_bar(
     brief: bool = False,
     what: str | None = None,
 ) -> "tqdm[None] | LogLines":
-    """A bar that counts `total` units, `done` of them made before, and says what time is left.
-
-    Where stderr is no terminal, lines in its place.
+    """A bar that counts units, with the time that is left; without a terminal, lines in its place.
 
     Args:
-        brief: It is a part of something with a bar of its own: shown only where it takes long, and
-            not any more once it is closed.
-        what: Is said before it.
+        done: Units done before.
+        brief: Whether it is a part of something with a bar of its own: it appears only where it
+            takes long, and vanishes when it is closed.
+        what: Text before the bar.
     """
     what, done = None if what is None else one_line(what), min(done, total)
     if comm.rank == 0 and not sys.stderr.isatty():
@@ -86,10 +85,10 @@ TIMINGS = "timings.json"
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Seconds of some steps on one rank, and the most memory that it held.
+    """Seconds of some steps on one rank, and its peak of memory.
 
     Attributes:
-        seconds: Seconds of the steps.
+        seconds: The whole steps.
         read_seconds: Reading pixels and labels.
         exchange_seconds: Waiting for other ranks inside of layers and losses.
         reduce_seconds: Waiting for the sum of gradients after the last backward.
@@ -106,18 +105,18 @@ class RankTimes:
 
     @property
     def compute_seconds(self) -> float:
-        """The rest. Threads of a pipeline may wait at the same time, so it may be too small."""
+        """The rest; too small where threads of a pipeline wait at the same time."""
         waits = self.read_seconds + self.exchange_seconds
         waits += self.reduce_seconds + self.swap_wait_seconds
         return max(0.0, self.seconds - waits)
 
     def __add__(self, other: "RankTimes") -> "RankTimes":
-        """Both one after the other: seconds add up, of the peaks the larger one stays."""
-        both = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        return RankTimes(**both | {"peak_bytes": max(self.peak_bytes, other.peak_bytes)})
+        """Seconds of both together, and the larger peak."""
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return RankTimes(**sums | {"peak_bytes": max(self.peak_bytes, other.peak_bytes)})
 
     def to_json(self) -> dict[str, float]:
-        """All of it, and what is left for computing."""
+        """All fields, and the seconds of computing."""
         return {**asdict(self), "compute_seconds": self.compute_seconds}
 
 
@@ -126,13 +125,10 @@ def keep_times(
 ) -> None:
     """Have rank 0 write `timings.json`: each rank's, and of all the least, mean and most.
 
-    Collective. A run is not lost for it: what cannot be written is said. Where no step was made, an
-    earlier file stays.
+    Collective. A run is not lost for it: an error is printed. Without a step an earlier file stays.
 
     Args:
-        times: Seconds of this rank.
-        first_step: The first that they are of, from 1.
-        last_step: The last.
+        first_step: Number of the first step, from 1.
     """
     if last_step < first_step:
         return
@@ -140,7 +136,7 @@ def keep_times(
     if ranks is None:
         return
     columns = {name: [rank[name] for rank in ranks] for name in ranks[0]}
-    found: dict[str, Any] = {
+    table: dict[str, Any] = {
         "first_step": first_step,
         "last_step": last_step,
         "least": {name: min(values) for name, values in columns.items()},
@@ -149,31 +145,28 @@ def keep_times(
         "ranks": ranks,
     }
     try:
-        write_aside(json.dumps(found, indent=1), folder / TIMINGS, "the timings of a run")
+        write_aside(json.dumps(table, indent=1), folder / TIMINGS, "the timings of a run")
     except TilenetError as error:
         say(f"{error}; the run is as without it")
 
 
 STATUS = Path("/proc/self/status")
-highest = [0]  # that was seen, in bytes
+highest = [0]  # peak of resident memory so far, in bytes
 
 
 def peak_bytes(devices: Sequence[torch.device]) -> int:
-    """Bytes at the highest: of tensors on the fullest GPU, or of resident memory on CPUs.
-
-    Since the process began. It may fall by some pages, which Linux counts roughly.
-    """
+    """Most bytes since the process began: of tensors on the fullest GPU, or resident on CPUs."""
     cuda = {device for device in devices if device.type == "cuda"}
     if cuda:
         return max(torch.cuda.max_memory_allocated(device) for device in cuda)
     try:
-        # Not getrusage's: that of a process which was forked off a large one begins at its size.
-        found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())
+        # Not getrusage's: in a process forked off a large one it begins at that one's size.
+        match = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())
     except OSError:
-        found = None
-    if found:
-        # The kernel's own falls by a page now and then: it counts each core's part later.
-        highest[0] = max(highest[0], int(found[1]) * 1024)
+        match = None
+    if match:
+        # The kernel's peak may fall by a page, since it adds up the counts of cores later.
+        highest[0] = max(highest[0], int(match[1]) * 1024)
         return highest[0]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -181,7 +174,7 @@ def peak_bytes(devices: Sequence[torch.device]) -> int:
 class ExchangeClock:
     """Runs while it is entered, by any thread; entering costs less than a microsecond.
 
-    On a device it must be entered after what was computed before is waited for, which is compute.
+    With a device it must be entered only after a wait for its kernels: that time is computing.
     """
 
     def __init__(self) -> None:
@@ -203,7 +196,7 @@ class ExchangeClock:
                 self._seconds += time.perf_counter() - self._began
 
     def take(self) -> float:
-        """Seconds since it was last taken; between steps, when no thread is inside."""
+        """Return the seconds since the last call; between steps, when no thread is inside."""
         with self._lock:
             seconds, self._seconds = self._seconds, 0.0
         return seconds

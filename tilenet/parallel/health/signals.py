@@ -2,10 +2,6 @@
 
 import signal
 from types import FrameType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["StopAgreed", "StopRequests"]
 
@@ -17,22 +13,22 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 class StopRequests:
     """Catches signals while it is entered.
 
-    Once the ranks have agreed to stop, signals stay caught: the process is about to end, and job
-    scripts ask every second: who dies of that looks like a crash.
+    Once the ranks have agreed to stop, signals stay caught: job scripts repeat them every second,
+    and a process that one kills while it ends looks like a crash.
 
     Attributes:
         requested: Whether this rank was asked to stop.
-        agreed: Whether any rank was; set by the step that compared.
+        agreed: Whether the ranks have agreed to stop.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self.agreed = False
         self._before: list[object] = []
-        self._came = 0
+        self._last = 0  # number of the last signal
 
     def __enter__(self) -> "StopRequests":
-        self._before = [signal.signal(number, self._caught) for number in SIGNALS]
+        self._before = [signal.signal(number, self._catch) for number in SIGNALS]
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -40,18 +36,18 @@ class StopRequests:
             self._restore()
 
     def release(self) -> None:
-        """Let signals do again what they did before, one that has come meanwhile first of all."""
+        """Restore the handlers of before, and raise again a signal that was caught."""
         self._restore()
-        if self._came:
-            signal.raise_signal(self._came)
+        if self._last:
+            signal.raise_signal(self._last)
 
     def _restore(self) -> None:
         for number, before in zip(SIGNALS, self._before, strict=True):
             signal.signal(number, before)  # type: ignore[arg-type]
 
-    def _caught(self, number: int, frame: FrameType | None) -> None:
-        self.requested, self._came = True, number
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        self.requested, self._last = True, number
 
 
 class StopAgreed(Exception):
-    """The ranks end their work here, all in the same round."""
+    """All ranks end their work in the same round."""

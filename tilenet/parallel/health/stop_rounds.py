@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tilenet.parallel.health.signals import StopRequests
+
 if TYPE_CHECKING:
     from mpi4py import MPI
-from tilenet.parallel.health.signals import StopRequests
 
 __all__ = ["StopRounds"]
 
@@ -14,26 +15,26 @@ __all__ = ["StopRounds"]
 class StopRounds:
     """Has ranks agree, once per round, whether to stop. Collective.
 
-    What is compared at a round's end is what the ranks said as it began, which travelled meanwhile:
-    so a rank waits for others to begin the round, not to end it, and may be ahead of them.
+    The sum at a round's end was begun with the round: so a rank waits for others to begin the
+    round, not to end it, and may be ahead of them.
     """
 
     def __init__(self, comm: "MPI.Intracomm", requests: StopRequests) -> None:
         self.comm, self.requests = comm, requests
-        self._asked, self._found = np.zeros(1, np.int32), np.zeros(1, np.int32)
-        self._answer = self._ask()
+        self._own, self._sum = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        self._reduction = self._begin()
 
     def round_done(self) -> bool:
         """Whether any rank was asked to stop before this round began; all get the same answer."""
-        self._answer.Wait()
-        self.requests.agreed = self.requests.agreed or bool(self._found[0])
-        self._answer = self._ask()
+        self._reduction.Wait()
+        self.requests.agreed = self.requests.agreed or bool(self._sum[0])
+        self._reduction = self._begin()
         return self.requests.agreed
 
     def close(self) -> None:
-        """End what is under way."""
-        self._answer.Wait()
+        """End the sum that is under way."""
+        self._reduction.Wait()
 
-    def _ask(self) -> "MPI.Request":
-        self._asked[0] = self.requests.requested
-        return self.comm.Iallreduce(self._asked, self._found)
+    def _begin(self) -> "MPI.Request":
+        self._own[0] = self.requests.requested
+        return self.comm.Iallreduce(self._own, self._sum)

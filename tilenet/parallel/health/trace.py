@@ -1,8 +1,8 @@
 """A trace of some steps of a run, by torch's profiler: when each operator, kernel and copy ran.
 
-Rank 0 records its own work, since ranks do alike work and one trace is enough. A trace
-is kept in memory until its last step; it is written when a checkpoint cannot get lost by it. What
-goes wrong with a trace is said, and the run goes on without.
+Rank 0 records its own work, which resembles that of the others. The trace is kept in memory until
+its last step, and written after that step's checkpoint. An error of it is printed, and the run goes
+on without a trace.
 """
 
 import gzip
@@ -24,13 +24,13 @@ TRACE = "trace-rank0.json.gz"
 
 
 class TraceRecorder:
-    """Records steps; entered around all of a run, and writes when it is left without an error.
+    """Records steps while it is entered; on leaving without an error it writes what it has.
 
     Args:
-        folder: Gets `trace-rank0.json.gz`.
-        steps: Their numbers, from 1; none: nothing is recorded.
+        folder: Folder for `trace-rank0.json.gz`.
+        steps: Numbers of the steps, from 1; empty: nothing is recorded.
         devices: Devices on which this rank computes.
-        write: Whether this rank records; the others only know when that takes time.
+        write: Whether this rank records; the others only tell which steps take longer.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class TraceRecorder:
         self._profile: profile | None = None
 
     def slows(self, number: int) -> bool:
-        """Whether a step needs more patience: in it the profiler starts, or a trace is written."""
+        """Whether a step takes longer: in it the profiler starts, or a trace is written."""
         return bool(self._steps) and number in (self._steps[0], self._steps[-1] + 1)
 
     def begin(self, number: int) -> None:
-        """Say that a step begins, and that the one before, with its checkpoint, has ended."""
+        """Begin a step, after the checkpoint of the step before."""
         if self._profile is not None:
             self._try(self._profile.step if number in self._left else self._stop)
         elif number in self._left:
-            self._first = number  # of those that are recorded
+            self._first = number  # recorded step
             self._try(self._start)
 
     def __enter__(self) -> "TraceRecorder":
@@ -71,7 +71,7 @@ class TraceRecorder:
             activities=self._kinds,
             schedule=schedule(wait=0, warmup=1, active=len(self._left), repeat=1),
             on_trace_ready=self._write,
-            experimental_config=_all_threads(),
+            experimental_config=_record_all_threads(),
         )
         self._profile.start()
         self._profile.step()  # out of the warm-up, which is no step of the run
@@ -82,12 +82,12 @@ class TraceRecorder:
         self._left, self._profile = range(0), None
 
     def _write(self, recorded: profile) -> None:
-        # A folder of its own, for the profiler leaves pieces next to what it cannot write; where it
-        # packs itself, as for TensorBoard, it does so in /tmp and says nothing.
+        # In a folder of its own: the profiler leaves pieces next to a file that it cannot write;
+        # its own compression leaves them in /tmp, and says nothing.
         with TemporaryDirectory(prefix=".trace-", dir=self._folder) as aside:
             raw, packed = Path(aside) / "trace.json", Path(aside) / TRACE
             recorded.export_chrome_trace(str(raw))
-            if not raw.exists():  # it does not raise
+            if not raw.exists():  # the profiler does not raise
                 raise TilenetError(f"the profiler found no room in {self._folder}")
             with raw.open("rb") as file, gzip.open(packed, "wb", compresslevel=6) as target:
                 shutil.copyfileobj(file, target)
@@ -98,7 +98,7 @@ class TraceRecorder:
     def _try(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # whatever it is: a run is not lost for its trace
+        except Exception as error:  # of any kind: a run is not lost for its trace
             self._left, self._profile = range(0), None
             self._say_lost(" ".join(str(error).split()) or type(error).__name__)
 
@@ -107,8 +107,8 @@ class TraceRecorder:
         say(f"no trace of steps {first} to {last} was written ({why}); the run is as without it")
 
 
-def _all_threads() -> Any:
-    """So that partitions' workers are recorded, where this torch can."""
+def _record_all_threads() -> Any:
+    """The profiler's setting that records partitions' workers too; None where torch has none."""
     try:
         return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     except TypeError:

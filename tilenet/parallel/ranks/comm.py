@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, NoReturn
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.parallel.ranks.shared_memory import unname_shared_memory
-from tilenet.parallel.ranks.start import STEP_SIZES, launched, say_started, watched_start
+from tilenet.parallel.ranks.start import STEP_SIZES, say_started, watched_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = [
-    "agreed", "end_where_uncaught", "launched", "run_as_rank", "threads_may_call", "wait_quietly",
-    "world",
+    "agreed", "end_where_uncaught", "run_as_rank", "threads_may_call", "wait_quietly", "world",
 ]  # fmt: skip
 
-
-# MPICH's Abort may return, and any may hang on a broken network.
+# MPICH's Abort may return, and any MPI's may hang on a broken network.
 ABORT_SECONDS = 20.0
+POLL_SECONDS = 0.02
 
 
 def world() -> "MPI.Intracomm":
@@ -66,10 +65,7 @@ def _begin_once() -> None:
 
 
 def threads_may_call(comm: "MPI.Comm") -> bool:
-    """Whether several threads of each rank may call MPI at a time. Collective.
-
-    Where they may not, they would hang it or mix messages up.
-    """
+    """Whether several threads of each rank may call MPI at a time. Collective."""
     from mpi4py import MPI
 
     return all(comm.allgather(MPI.Query_thread() >= MPI.THREAD_MULTIPLE))
@@ -91,65 +87,66 @@ def agreed(comm: "MPI.Comm") -> Generator[None, None, None]:
     except TilenetError as raised:
         error = raised
     # Ranks that wait in mpi4py's allreduce keep the interpreter locked: a watchdog could not speak.
-    first = min(comm.allgather(comm.rank if error else comm.size))
-    if first < comm.size:
-        sentence = comm.bcast(str(error), root=first)
-        raise AgreedError(sentence) from error
+    lowest = min(comm.allgather(comm.rank if error else comm.size))
+    if lowest < comm.size:
+        raise AgreedError(comm.bcast(str(error), root=lowest)) from error
 
 
 def run_as_rank(main: Callable[[], int]) -> int:
     """Run a rank's program such that no failure leaves other ranks waiting.
 
     An error that all ranks agreed on is printed once, and each rank returns 1. Anything else, on
-    any rank and in any thread, prints its reason and ends the job on all ranks. So does a rank that
-    exits with 0 in between: it would wait in MPI_Finalize for ranks that wait for its messages.
+    any rank and in any thread, prints its reason and ends the job on all ranks; so does
+    `sys.exit(0)` on one of them, which would wait in MPI_Finalize for the others.
     Ctrl-C ends the job with exit code 130.
     """
-    before, threading.excepthook = threading.excepthook, _thread_failed
+    before, threading.excepthook = threading.excepthook, _report_in_thread
     try:
         return main()
     except BaseException as error:
-        if isinstance(error, SystemExit | KeyboardInterrupt) and not _several():
+        if isinstance(error, SystemExit | KeyboardInterrupt) and not _has_several_ranks():
             raise  # --help, mostly
-        return _failed(error)
+        return _report(error)
     finally:
         threading.excepthook = before
 
 
 def end_where_uncaught() -> None:
-    """From now on what a script does not catch on one of several ranks ends the job on all.
+    """From now on an error that a script does not catch on one of several ranks ends all.
 
-    What all ranks agreed on is printed once.
+    An error that all ranks agreed on is printed once.
     """
-    if _several() and sys.excepthook is not _uncaught:
-        sys.excepthook, threading.excepthook = _uncaught, _thread_failed
+    if _has_several_ranks() and sys.excepthook is not _report_uncaught:
+        sys.excepthook, threading.excepthook = _report_uncaught, _report_in_thread
 
 
-def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    _failed(error.with_traceback(trace))  # Python then exits with 1
+def _report_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    _report(error.with_traceback(trace))  # Python then exits with 1
 
 
-def _failed(error: BaseException) -> int:
-    """Say what was raised, once if all ranks raise it; else end the job."""
+def _report(error: BaseException) -> int:
+    """Print an error once if all ranks raise it, else end the job; return the exit code."""
     if isinstance(error, TilenetError):
-        return _fail(f"tilenet: {error}", alone=not isinstance(error, AgreedError))
+        return _print_or_end(f"tilenet: {error}", alone=not isinstance(error, AgreedError))
     if isinstance(error, KeyboardInterrupt):
-        _end("tilenet: stopped by Ctrl-C", 128 + signal.SIGINT)
+        _end_job("tilenet: stopped by Ctrl-C", 128 + signal.SIGINT)
     if isinstance(error, SystemExit):
-        return _fail(f"tilenet: stopped ({error.code})", alone=True)
-    return _fail("".join(traceback.format_exception(error)), alone=True)
+        return _print_or_end(f"tilenet: stopped ({error.code})", alone=True)
+    return _print_or_end("".join(traceback.format_exception(error)), alone=True)
 
 
-def _thread_failed(args: "threading.ExceptHookArgs") -> None:
+def _report_in_thread(args: "threading.ExceptHookArgs") -> None:
     """End the job after an uncaught error in a thread: the rest would wait for its work."""
     if args.exc_value is None or args.exc_type is SystemExit:
         return
     name = args.thread.name if args.thread else "?"
     reason = "".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback))
-    _end(f"thread {name}: {reason}")
+    _end_job(f"thread {name}: {reason}")
 
 
-def _several() -> bool:
+def _has_several_ranks() -> bool:
     """Whether MPI runs, with several ranks."""
     if "mpi4py.MPI" not in sys.modules:
         return False
@@ -158,33 +155,34 @@ def _several() -> bool:
     return not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1
 
 
-def _fail(reason: str, *, alone: bool) -> int:
-    if alone and _several():
-        _end(reason)
-    if not _several() or world().rank == 0:
+def _print_or_end(reason: str, *, alone: bool) -> int:
+    """Print the reason once; where this rank is `alone` with it, end the job."""
+    if alone and _has_several_ranks():
+        _end_job(reason)
+    if not _has_several_ranks() or world().rank == 0:
         print(reason, file=sys.stderr)
     return 1
 
 
-def _end(reason: str, code: int = 1) -> NoReturn:
-    """Say why, and end the job on all ranks."""
+def _end_job(reason: str, code: int = 1) -> NoReturn:
+    """Print the reason, and end the job on all ranks."""
     try:
         try:
             # Not Python's timer: mpi4py holds the lock of the interpreter while it aborts.
             faulthandler.dump_traceback_later(ABORT_SECONDS, exit=True)
         except (RuntimeError, ValueError):  # stderr is closed
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            faulthandler.dump_traceback_later(ABORT_SECONDS, exit=True, file=nowhere)
-        who = ""
-        if _several():
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            faulthandler.dump_traceback_later(ABORT_SECONDS, exit=True, file=devnull)
+        prefix = ""
+        if _has_several_ranks():
             from mpi4py import MPI
 
-            who = f"[rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}] "
+            prefix = f"[rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}] "
         # Abort the other ranks even if this message cannot be printed: a launcher may not notice
         # by itself that a rank has ended (hydra, once in some hundred).
         with suppress(OSError, ValueError):
-            print(f"{who}{reason}", file=sys.stderr, flush=True)
-        if who:
+            print(f"{prefix}{reason}", file=sys.stderr, flush=True)
+        if prefix:
             # mpiexec throws away what it has not read when the abort arrives (MPICH 5.0.2's hydra,
             # 1 in 5)
             time.sleep(0.5)
@@ -193,15 +191,12 @@ def _end(reason: str, code: int = 1) -> NoReturn:
         os._exit(code)
 
 
-LOOK_SECONDS = 0.02
-
-
 def wait_quietly(comm: "MPI.Comm") -> None:
-    """Return when all ranks have come here. Collective.
+    """A barrier that sleeps between polls. Collective.
 
-    MPI's own barrier looks again and again, and where ranks share cores it does so in the place of
-    the rank that all wait for.
+    MPI's own polls without a pause, and where ranks share cores it takes the core of the rank that
+    all wait for.
     """
-    met = comm.Ibarrier()
-    while not met.Test():
-        time.sleep(LOOK_SECONDS)
+    barrier = comm.Ibarrier()
+    while not barrier.Test():
+        time.sleep(POLL_SECONDS)

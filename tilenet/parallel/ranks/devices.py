@@ -6,7 +6,6 @@ deal them out among themselves. It needs names that do not depend on who looks, 
 that hides GPUs also renumbers them.
 """
 
-import ctypes
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tilenet.errors import TilenetError
+from tilenet.parallel.ranks.malloc import keep_freed_buffers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -22,44 +22,45 @@ if TYPE_CHECKING:
 __all__ = [
     "NodePlace",
     "choose_devices",
-    "keep_freed_buffers",
-    "node_place",
+    "find_node_place",
+    "list_gpus",
     "share_gpus",
-    "visible_gpus",
 ]
 
 # By which launchers show a rank some of a node's GPUs.
 VISIBLE_DEVICES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
-def share_gpus(shown: Sequence[Sequence[str]], num_partitions: int) -> tuple[tuple[int, ...], ...]:
+def share_gpus(
+    visible: Sequence[Sequence[str]], num_partitions: int
+) -> tuple[tuple[int, ...], ...]:
     """The GPUs of each rank of a node, by the numbers that they have for that rank.
 
     Args:
-        shown: Names of the GPUs that each rank sees, in its order.
-        num_partitions: How many each takes.
+        visible: Names of the GPUs that each rank sees, in its order.
+        num_partitions: GPUs that each rank takes.
 
     Raises:
         TilenetError: There are too few, or two ranks would share one.
     """
     chosen = []
-    for rank, seen in enumerate(shown):
-        peers = [other for other, theirs in enumerate(shown) if set(theirs) == set(seen)]
-        if len(seen) < num_partitions * len(peers):
-            same = f"ranks that see the same: {len(peers)}, " * (len(peers) < len(shown))
+    for rank, gpus in enumerate(visible):
+        peers = [peer for peer, names in enumerate(visible) if set(names) == set(gpus)]
+        if len(gpus) < num_partitions * len(peers):
+            same = f"ranks that see the same: {len(peers)}, " * (len(peers) < len(visible))
             raise TilenetError(
                 f"each partition of each rank needs a device of its own (ranks on this node: "
-                f"{len(shown)}, {same}partitions: {num_partitions}, devices that torch sees: "
-                f"{len(seen)}); start fewer ranks per node, take fewer partitions, show each rank "
+                f"{len(visible)}, {same}partitions: {num_partitions}, devices that torch sees: "
+                f"{len(gpus)}); start fewer ranks per node, take fewer partitions, show each rank "
                 "all GPUs of its node (srun --gpu-bind=none, jsrun -r 1) or set device: cpu"
             )
         first = peers.index(rank) * num_partitions
-        # In the order of one of them: each may see the same GPUs in another.
-        names = shown[peers[0]][first : first + num_partitions]
-        chosen.append(tuple(seen.index(name) for name in names))
+        # In the order of the first of them: each may see the same GPUs in an order of its own.
+        names = visible[peers[0]][first : first + num_partitions]
+        chosen.append(tuple(gpus.index(name) for name in names))
     owners: dict[str, int] = {}
     for rank, numbers in enumerate(chosen):
-        for name in (shown[rank][number] for number in numbers):
+        for name in (visible[rank][number] for number in numbers):
             if owners.setdefault(name, rank) != rank:
                 raise TilenetError(
                     f"two ranks may not use one device (ranks {owners[name]} and {rank} of this "
@@ -69,49 +70,31 @@ def share_gpus(shown: Sequence[Sequence[str]], num_partitions: int) -> tuple[tup
     return tuple(chosen)
 
 
-def visible_gpus() -> tuple[str, ...]:
+def list_gpus() -> tuple[str, ...]:
     """Names of the GPUs that this rank sees, by number; the same on all ranks of the node."""
     if not torch.cuda.is_available():
         return ()
-    shown = next((os.environ[name] for name in VISIBLE_DEVICES if os.environ.get(name)), "")
-    entries = dict(enumerate(shown.split(",") if shown else ()))
+    variable = next((os.environ[name] for name in VISIBLE_DEVICES if os.environ.get(name)), "")
+    entries = dict(enumerate(variable.split(",") if variable else ()))
     names: list[str] = []
     for number in range(torch.cuda.device_count()):
-        name = _name(number, entries.get(number, str(number)))
+        name = _identify(number, entries.get(number, str(number)))
         names.append(name if name not in names else f"{name} #{number}")
     return tuple(names)
 
 
-def _name(number: int, entry: str) -> str:
+def _identify(number: int, entry: str) -> str:
+    """A GPU's UUID, else its address on the bus, else the launcher's entry."""
     if entry.startswith("MIG-"):  # slices of a GPU have its UUID
         return entry
-    found = torch.cuda.get_device_properties(number)
-    uuid = str(getattr(found, "uuid", ""))  # some ROCm releases leave it zero
+    properties = torch.cuda.get_device_properties(number)
+    uuid = str(getattr(properties, "uuid", ""))  # some ROCm releases leave it zero
     if uuid.strip("0-"):
         return uuid
-    bus = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    bus = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     if None not in bus and any(bus):
         return ":".join(f"{part:02x}" for part in bus)
     return entry
-
-
-# From malloc.h; glibc alone has them.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-MOST_BYTES = 2**31 - 1
-
-
-def keep_freed_buffers() -> bool:
-    """Have malloc reuse large buffers; says whether this C library can.
-
-    glibc gives each buffer of 128 kB to 32 MB and more back to the kernel when it is freed, and the
-    kernel has to clear the pages of the next one: measured on feature maps of 704² tiles, 4.3 s of
-    19 CPU seconds, against 0.4 s with these limits, at a lower peak (522 instead of 538 MiB).
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, 2**30) and mallopt(M_TRIM_THRESHOLD, MOST_BYTES))
 
 
 @dataclass(frozen=True)
@@ -119,59 +102,58 @@ class NodePlace:
     """Where a rank stands on its node.
 
     Attributes:
-        rank: Its number there.
-        size: Ranks there.
-        shown: Names of the GPUs that each of them sees; empty: all see what this one sees.
+        rank: Number of the rank on its node.
+        size: Number of ranks on the node.
+        visible: Names of the GPUs that each of them sees; empty: all see what this rank sees.
     """
 
     rank: int
     size: int
-    shown: tuple[tuple[str, ...], ...] = ()
+    visible: tuple[tuple[str, ...], ...] = ()
 
     @property
-    def own_devices(self) -> bool:
-        """Whether the launcher shows each rank GPUs that no other rank sees."""
-        seen = [name for names in self.shown for name in names]
-        return all(self.shown) and 0 < len(seen) == len(set(seen)) and self.size > 1
+    def has_own_gpus(self) -> bool:
+        """Whether the launcher shows each of several ranks GPUs that no other rank sees."""
+        names = [name for gpus in self.visible for name in gpus]
+        return all(self.visible) and 0 < len(names) == len(set(names)) and self.size > 1
 
 
-def node_place(comm: "MPI.Comm", asked: str | list[str] = "cpu") -> NodePlace:
-    """Where this rank stands on its node; which GPUs are there, if it asked for any. Collective."""
+def find_node_place(comm: "MPI.Comm", device: str | list[str] = "cpu") -> NodePlace:
+    """Where this rank stands on its node, with GPUs unless `device` is `cpu`. Collective."""
     from mpi4py import MPI
 
-    # Only if asked for: to look at GPUs starts CUDA.
-    seen = () if asked == "cpu" else visible_gpus()
+    gpus = () if device == "cpu" else list_gpus()  # to look at GPUs starts CUDA
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    place = NodePlace(node.rank, node.size, tuple(node.allgather(seen)))
+    place = NodePlace(node.rank, node.size, tuple(node.allgather(gpus)))
     node.Free()
     return place
 
 
 def choose_devices(
-    asked: str | list[str], place: NodePlace, num_partitions: int = 1
+    device: str | list[str], place: NodePlace, num_partitions: int = 1
 ) -> tuple[torch.device, ...]:
     """The devices of a rank, one per partition.
 
     Args:
-        asked: `auto`, `cpu`, or `cuda` (ROCm too), of which each rank of a node takes its share;
+        device: `auto`, `cpu`, or `cuda` (ROCm too), of which each rank of a node takes its share;
             or the devices themselves, one per partition, of which one may be named several times.
             Each rank takes all that are named, so that several ranks of a node need one launcher
             that shows each of them its own.
 
     Raises:
         TilenetError: There are fewer devices on the node than its ranks need, ranks would share
-            one by accident, or a name is none.
+            one by accident, or a name is not that of a device.
     """
-    if isinstance(asked, list):
-        return _use(_named(asked, place), place)
-    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
-        return _use((torch.device("cpu"),) * num_partitions, place)
+    if isinstance(device, list):
+        return _prepare(_parse(device, place), place)
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return _prepare((torch.device("cpu"),) * num_partitions, place)
     here = tuple(str(number) for number in range(torch.cuda.device_count()))
-    numbers = share_gpus(place.shown or (here,) * place.size, num_partitions)[place.rank]
-    return _use(tuple(torch.device("cuda", number) for number in numbers), place)
+    numbers = share_gpus(place.visible or (here,) * place.size, num_partitions)[place.rank]
+    return _prepare(tuple(torch.device("cuda", number) for number in numbers), place)
 
 
-def _named(names: list[str], place: NodePlace) -> tuple[torch.device, ...]:
+def _parse(names: list[str], place: NodePlace) -> tuple[torch.device, ...]:
     devices = []
     for name in names:
         try:
@@ -189,7 +171,7 @@ def _named(names: list[str], place: NodePlace) -> tuple[torch.device, ...]:
         raise TilenetError(
             f"a rank's devices are of one type (device: {names}); name either cpu or cuda devices"
         )
-    if devices[0].type == "cuda" and place.size > 1 and not place.own_devices:
+    if devices[0].type == "cuda" and place.size > 1 and not place.has_own_gpus:
         raise TilenetError(
             f"devices that are named belong to one rank (ranks on this node: {place.size}, device: "
             f"{names}); set device: cuda, which gives each rank its own, or start one rank per node"
@@ -197,7 +179,7 @@ def _named(names: list[str], place: NodePlace) -> tuple[torch.device, ...]:
     return tuple(devices)
 
 
-def _use(devices: tuple[torch.device, ...], place: NodePlace) -> tuple[torch.device, ...]:
+def _prepare(devices: tuple[torch.device, ...], place: NodePlace) -> tuple[torch.device, ...]:
     if devices[0].type == "cpu":
         if "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Whether all ranks are at the same place of a user's program."""
+"""Checks that all ranks are at the same place of a user's program."""
 
 import atexit
 import sys
@@ -12,58 +12,56 @@ if TYPE_CHECKING:
 __all__ = ["Meeting", "check_alike"]
 
 
-def check_alike(comm: "MPI.Intracomm", *given: str) -> None:
-    """Refuse ranks that ask for different things. Collective.
+def check_alike(comm: "MPI.Intracomm", *arguments: str) -> None:
+    """Refuse ranks with different arguments. Collective.
 
     Raises:
-        AgreedError: With the first of them.
+        AgreedError: Names the first argument that differs.
     """
-    for rank, other in enumerate(asked := comm.allgather(given)):
-        for mine, theirs in zip(asked[0], other, strict=True):
-            if mine != theirs:
+    of_ranks = comm.allgather(arguments)
+    for rank, of_rank in enumerate(of_ranks):
+        for first, here in zip(of_ranks[0], of_rank, strict=True):
+            if first != here:
                 raise AgreedError(
-                    f"all ranks ask for the same (rank 0: {mine[:300]}, rank {rank}: "
-                    f"{theirs[:300]}); give each the same arguments"
+                    f"all ranks ask for the same (rank 0: {first[:300]}, rank {rank}: "
+                    f"{here[:300]}); give each the same arguments"
                 )
 
 
 class Meeting:
-    """Where ranks say where they are before they wait for each other, so that none waits in vain.
+    """Compares the places of ranks before they wait for each other, so that none waits in vain.
 
-    The end of the program is such a place, too: a rank that left a loop comes there by itself.
-
-    Args:
-        comm: All ranks.
+    The end of the program is a place, too: a rank that left a loop comes there by itself.
     """
 
     apart: ClassVar[bool] = False
-    """Whether ranks of this process's job were found apart: they meet no more."""
-    _ends: ClassVar[bool] = False
+    """Whether ranks of this process's job differed once: they are compared no more."""
+    _at_exit: ClassVar[bool] = False
 
     def __init__(self, comm: "MPI.Intracomm") -> None:
         self._comm = comm
         self._error: AgreedError | None = None
-        if comm.size > 1 and not Meeting._ends:
-            Meeting._ends = True
-            atexit.register(_end, comm)
+        if comm.size > 1 and not Meeting._at_exit:
+            Meeting._at_exit = True
+            atexit.register(_compare_at_exit, comm)
 
-    def at(self, where: str) -> None:
-        """Say where this rank is. Collective.
+    def at(self, place: str) -> None:
+        """Compare this rank's place with those of the others. Collective.
 
         Raises:
-            AgreedError: On all ranks, where they are not at the same place, now or before.
+            AgreedError: On all ranks, if they are not at the same place, now or before.
         """
         if self._error is not None:
             raise self._error
         try:
-            _meet(self._comm, where)
+            _compare(self._comm, place)
         except AgreedError as error:
             Meeting.apart, self._error = True, error
             raise
 
 
-def _meet(comm: "MPI.Intracomm", where: str) -> None:
-    places = comm.allgather(where)
+def _compare(comm: "MPI.Intracomm", own_place: str) -> None:
+    places = comm.allgather(own_place)
     for rank, place in enumerate(places):
         if place != places[0]:
             raise AgreedError(
@@ -72,11 +70,11 @@ def _meet(comm: "MPI.Intracomm", where: str) -> None:
             )
 
 
-def _end(comm: "MPI.Intracomm") -> None:
+def _compare_at_exit(comm: "MPI.Intracomm") -> None:
     if Meeting.apart:
         return
     try:
-        _meet(comm, "the end of the program")
+        _compare(comm, "the end of the program")
     except AgreedError as error:
         if comm.rank == 0:
             print(f"tilenet: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Tensors of rank 0 for all ranks, as their bytes: nothing is unpickled."""
+"""Broadcasts of rank 0's tensors, as their bytes: nothing is unpickled."""
 
 import json
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 __all__ = ["share_tensors"]
 
-PIECE_BYTES = 1 << 30  # of a message: MPI counts to 2³¹ − 1
+PIECE_BYTES = 1 << 30  # MPI counts the bytes of a message to 2³¹ − 1
 
 
 def share_tensors(tensors: Mapping[str, Tensor], comm: "MPI.Comm") -> dict[str, Tensor]:
     """Rank 0's tensors by their names, in the memory of each rank's host. Collective.
 
     Args:
-        tensors: Tensors without gradients on the host; what other ranks give does not count.
+        tensors: Tensors without gradients on the host; ignored on other ranks.
     """
     kinds = {name: (str(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()}
     shared: dict[str, Tensor] = {}
@@ -28,8 +28,8 @@ def share_tensors(tensors: Mapping[str, Tensor], comm: "MPI.Comm") -> dict[str, 
             tensor = tensors[name].contiguous()
         else:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
-        cells = tensor.reshape(-1).view(torch.uint8).numpy()
-        for start in range(0, cells.size, PIECE_BYTES):
-            comm.Bcast(cells[start : start + PIECE_BYTES])
+        data = tensor.reshape(-1).view(torch.uint8).numpy()
+        for start in range(0, data.size, PIECE_BYTES):
+            comm.Bcast(data[start : start + PIECE_BYTES])
         shared[name] = tensor
     return shared

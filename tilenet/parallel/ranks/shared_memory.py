@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["unname_shared_memory"]
 
 MAPS = Path("/proc/self/maps")
-
-
 NAMES = re.compile(r"/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+$")
 
 
@@ -24,14 +22,11 @@ def unname_shared_memory(comm: "MPI.Intracomm") -> None:
     """Delete the names of files that MPICH shares on a node; mapped they stay. Collective.
 
     Does nothing with another MPI, or where the system does not tell what is mapped.
-
-    Args:
-        comm: All ranks.
     """
-    comm.Barrier()  # all have mapped it
+    comm.Barrier()  # until all have mapped them
     try:
         lines = MAPS.read_text(errors="replace").splitlines()
-        for name in {found[0] for line in lines if (found := NAMES.search(line))}:
+        for name in {match[0] for line in lines if (match := NAMES.search(line))}:
             Path(name).unlink(missing_ok=True)
     except OSError:
-        pass  # MPI_Finalize deletes it, as long as nothing kills the rank
+        pass  # MPI_Finalize deletes them, as long as nothing kills the rank

@@ -13,13 +13,7 @@ from pathlib import Path
 from tilenet.errors import TilenetError
 from tilenet.parallel.health.watchdog import Watchdog
 
-__all__ = [
-    "STEP_SIZES",
-    "launched",
-    "say_started",
-    "task_number",
-    "watched_start",
-]
+__all__ = ["STEP_SIZES", "launched", "say_started", "watched_start"]
 
 # Task counts that launchers leave in the environment of each task, and the task's number.
 STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
@@ -36,25 +30,19 @@ def launched() -> bool:
     return any(os.environ.get(name, "1") not in ("", "1") for name in STEP_SIZES)
 
 
-def task_number() -> int | None:
-    """This task's number, as its launcher says it; None: it says none. No MPI yet."""
-    given = (os.environ[name] for name in NUMBERS if name in os.environ)
-    return next((int(text) for text in given if text.isdecimal()), None)
-
-
 @contextmanager
 def watched_start() -> Generator[None, None, None]:
-    """Have the block, which starts MPI, end within TILENET_START_SECONDS; 0: however long it takes.
+    """Have the block, which starts MPI, end within TILENET_START_SECONDS; 0: no limit.
 
     Raises:
-        TilenetError: The variable is no such number.
+        TilenetError: The variable is not a number.
     """
     if "mpi4py.MPI" in sys.modules or not launched():
         yield
         return
-    number = task_number()
-    who = f"rank {'?' if number is None else number}, before MPI's start"
-    with Watchdog(_patience(), who, PATIENCE) as watchdog:
+    numbers = (os.environ[name] for name in NUMBERS if name in os.environ)
+    number = next((text for text in numbers if text.isdecimal()), "?")
+    with Watchdog(_read_patience(), f"rank {number}, before MPI's start", PATIENCE) as watchdog:
         watchdog.arm("MPI_Init, for which all ranks must come,")
         yield
 
@@ -66,7 +54,7 @@ def say_started() -> None:
             Path(name).touch()
 
 
-def _patience() -> float:
+def _read_patience() -> float:
     text = os.environ.get(PATIENCE, str(START_SECONDS))
     try:
         return float(text)

@@ -1,8 +1,8 @@
-"""TF32 where it is asked for, and nowhere else.
+"""TF32 where `precision: tf32` asks for it, and nowhere else.
 
 Unless told otherwise torch lets convolutions on GPUs of compute capability 8 and later round the
-factors of float32 to 10 bits of mantissa. What forbids it is the process's: workers of pipelines
-and autograd's threads heed it too.
+factors of float32 to 10 bits of mantissa. Its flags are the process's: workers of pipelines and
+autograd's threads obey them too.
 """
 
 from collections.abc import Generator, Sequence
@@ -22,23 +22,23 @@ __all__ = ["has_tf32", "say_where_no_tf32", "tf32_if_asked"]
 @contextmanager
 def tf32_if_asked(precision: str) -> Generator[None, None, None]:
     """Compute float32 with TF32 where `precision` is `tf32`, else without; afterwards as before."""
-    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    flags: list[tuple[Any, str]] = [(one, "allow_tf32") for one in (convolutions, products)]
-    asked: bool | str = precision == "tf32"
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    flags: list[tuple[Any, str]] = [(cudnn, "allow_tf32"), (matmul, "allow_tf32")]
+    value: bool | str = precision == "tf32"
     try:
         before = [getattr(*flag) for flag in flags]
     except RuntimeError:  # the flags that replace these are set, and they do not mix
-        owners: Any = convolutions
-        flags = [(one, "fp32_precision") for one in (owners.conv, owners.rnn, products)]
-        asked = "tf32" if asked else "ieee"
+        owners: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, matmul)  # type: ignore[attr-defined]
+        flags = [(owner, "fp32_precision") for owner in owners]
+        value = "tf32" if value else "ieee"
         before = [getattr(*flag) for flag in flags]
     try:
         for flag in flags:
-            setattr(*flag, asked)
+            setattr(*flag, value)
         yield
     finally:
-        for flag, value in zip(flags, before, strict=True):
-            setattr(*flag, value)
+        for flag, old in zip(flags, before, strict=True):
+            setattr(*flag, old)
 
 
 def has_tf32(device: torch.device) -> bool:
@@ -51,8 +51,8 @@ def has_tf32(device: torch.device) -> bool:
 def say_where_no_tf32(precision: str, devices: Sequence[torch.device], comm: "MPI.Comm") -> None:
     """Have rank 0 say that `tf32` is float32, where a rank has a device without it. Collective."""
     if precision == "tf32":
-        without = comm.allgather(next((str(one) for one in devices if not has_tf32(one)), None))
-        found = [(rank, device) for rank, device in enumerate(without) if device]
-        if comm.rank == 0 and found:
-            rank, device = found[0]
+        lacking = [str(device) for device in devices if not has_tf32(device)]
+        of_ranks = [(rank, names[0]) for rank, names in enumerate(comm.allgather(lacking)) if names]
+        if comm.rank == 0 and of_ranks:
+            rank, device = of_ranks[0]
             say(f"precision: tf32 is float32 on devices without TF32 (rank {rank}: {device})")

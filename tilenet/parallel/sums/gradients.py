@@ -64,27 +64,25 @@ class GradientSum:
     Args:
         parameters: In the network's order, of one dtype; those of a device follow one another.
         comm: Ranks that hold the same parameters on as many devices.
-        piece_bytes: Size of the pieces.
+        pieces: Bytes of a piece, where each rank updates all parameters; or the ranks' shares of
+            the update, which say it too.
         transport: How pieces are summed; see `transports.open_transport`.
         meanwhile: Whether sums are made while backward runs; None: as `sums_pay_meanwhile` says.
-        shares: The ranks' shares of the update, with the size of pieces; None if each rank updates
-            all parameters.
     """
 
     def __init__(
         self,
         parameters: list[nn.Parameter],
         comm: "MPI.Intracomm",
-        piece_bytes: int = PIECE_BYTES,
+        pieces: int | Shares = PIECE_BYTES,
         transport: str = "auto",
         *,
         meanwhile: bool | None = None,
-        shares: Shares | None = None,
     ) -> None:
         self._parameters = parameters[::-1]
+        shares = pieces if isinstance(pieces, Shares) else None
+        piece_bytes = pieces.piece_bytes if isinstance(pieces, Shares) else pieces
         self._comm, self._shares = comm, shares
-        if shares is not None:
-            piece_bytes = shares.piece_bytes
         self._flats: list[Tensor] = []
         self._views: list[Tensor] = []
         self._pieces: list[Tensor] = []

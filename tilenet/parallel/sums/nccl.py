@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.parallel.ranks.devices import node_place
+from tilenet.parallel.ranks.devices import find_node_place
 from tilenet.parallel.sums.own_streams import OwnStreams
 from tilenet.parallel.sums.shares import block
 
@@ -102,7 +102,7 @@ def _open_store(comm: "MPI.Intracomm") -> Any:
     """A key-value store that rank 0 serves. Collective."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    place = node_place(comm)
+    place = find_node_place(comm)
     one_node = all(comm.allgather(place.size == comm.size))
     store: Any = None
     host, port, fault = "", 0, ""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.parallel.ranks.devices import visible_gpus
+from tilenet.parallel.ranks.devices import list_gpus
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -147,7 +147,7 @@ def rank_facts(pieces: Sequence[Tensor]) -> RankFacts:
 
     distributed = torch.distributed.is_available()
     devices = dict.fromkeys(piece.device for piece in pieces if piece.device.type == "cuda")
-    names = visible_gpus() if devices else ()  # to look at GPUs starts CUDA
+    names = list_gpus() if devices else ()  # to look at GPUs starts CUDA
     return RankFacts(
         gpus=tuple(
             f"GPU {names[device.index or 0]} of {MPI.Get_processor_name()}" for device in devices

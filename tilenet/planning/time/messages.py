@@ -66,15 +66,20 @@ def _halos(layers: tuple[Layer, ...], tiling: Tiling) -> tuple[LayerHalo, ...]:
 
 
 def halo_times(
-    layers: tuple[Layer, ...], tiling: Tiling, item_bytes: int, link: Link
+    layers: tuple[Layer, ...], tiling: Tiling, item_bytes: int, link: Link, parts: int = 1
 ) -> tuple[LayerTime, ...]:
-    """Seconds of each layer's halos for one micro-batch; backward their gradients go back."""
+    """Seconds of each layer's halos for one micro-batch; backward their gradients go back.
+
+    Args:
+        parts: Number of parts in which a tile is computed, each with messages of its own.
+    """
     times, trained = [], False
     for layer, halo in zip(layers, _halos(layers, tiling), strict=True):
         cells = [sum(w.height * w.width for _, w in part) for part in (halo.gives, halo.takes)]
         count = len(halo.gives) + len(halo.takes)
         # Both directions at once, so that the larger one counts
-        seconds = link.messages_s(count, item_bytes * layer.in_channels * max(cells))
+        num_bytes = item_bytes * layer.in_channels * max(cells)
+        seconds = parts * link.messages_s(count, num_bytes / parts)
         # The image has no gradient, and whatever stands before the first weights needs none.
         times.append(LayerTime(seconds, seconds if trained else 0.0))
         trained = trained or layer.num_parameters > 0

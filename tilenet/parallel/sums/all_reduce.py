@@ -1,0 +1,61 @@
+"""Sums and maxima of float64 values over ranks; through one kind of sum gradients flow."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from tilenet.parallel.health.progress import EXCHANGING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["add_over", "find_largest_over", "sum_with_gradient"]
+
+
+def sum_with_gradient(x: Tensor, comm: "MPI.Intracomm | None") -> Tensor:
+    """The sum of `x` over the ranks, on each of them. Collective, in forward and in backward.
+
+    It is its own adjoint: gradients of each rank's copy of the sum flow back to all. So ranks that
+    compute one loss from it alike must each take their share of that loss, 1 / `comm.size`.
+
+    Args:
+        x: float64, needs a gradient on all ranks or on none of them.
+    """
+    total: Tensor = _Sum.apply(x, comm)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, comm: "MPI.Intracomm | None") -> Tensor:
+        ctx.comm = comm
+        return add_over(comm, x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return add_over(ctx.comm, grads[0]), None
+
+
+def add_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
+    """The sum of float64 values over ranks. Collective; `comm` is None for a rank alone."""
+    return _reduce(comm, values, "SUM")
+
+
+def find_largest_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
+    """The largest of float64 values over ranks. Collective; `comm` is None for a rank alone."""
+    return _reduce(comm, values, "MAX")
+
+
+def _reduce(
+    comm: "MPI.Intracomm | None", values: Tensor, operation: Literal["SUM", "MAX"]
+) -> Tensor:
+    if comm is None or comm.size == 1:
+        return values
+    from mpi4py import MPI
+
+    host = values.detach().cpu().contiguous()
+    result = torch.empty_like(host)
+    with EXCHANGING:
+        comm.Allreduce(host.numpy(), result.numpy(), op=getattr(MPI, operation))
+    return result.to(values.device)

@@ -1,0 +1,232 @@
+"""Plans with `halo_mode: sweep`: ranks hold columns of an image and go over them strip by strip.
+
+A rank has a device, or strips flow through partitions on several. Each strip is computed twice
+forward and once backward. The image is on the first device.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from tilenet.errors import TilenetError
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.sweep import sweep
+from tilenet.parallel.pipeline.layer_times import LayerTime
+from tilenet.planning.balance import (
+    block_seconds,
+    check_balance,
+    least_time,
+    most_partitions,
+    without_cuts,
+)
+from tilenet.planning.compatibility import sweep_obstacle, whole_image
+from tilenet.planning.estimate import Estimator
+from tilenet.planning.memory.states import state_bytes
+from tilenet.planning.memory.swept_partitions import partition_peaks
+from tilenet.planning.memory.trained_sweeps import (
+    ALL_CELLS,
+    averaged_sweeps,
+    plan_sweeps,
+    trained_bytes,
+)
+from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
+from tilenet.planning.time.messages import halo_times
+from tilenet.planning.time.roofline import ITEM_BYTES
+
+__all__ = ["fitting_sweeps", "swept_plans"]
+
+
+def swept_plans(question: Question) -> list[Plan]:
+    """The plans by sweeps, the fastest first, whether they fit their devices or not.
+
+    Raises:
+        TilenetError: The network cannot be swept, or the question sets what sweeps do not have.
+    """
+    _check(question)
+    estimator = Estimator(question)
+    plans = [
+        plan
+        for partitions in _partitions(question)
+        if (part := _part(estimator, partitions)) is not None
+        for plan in _plans(estimator, partitions, part)
+    ]
+    return sorted(plans, key=lambda plan: plan.step_s)
+
+
+def fitting_sweeps(question: Question) -> list[Plan]:
+    """The fastest plan by sweeps that fits, and the fastest with each other number of partitions.
+
+    Raises:
+        TilenetError: See `swept_plans`.
+    """
+    by_partitions: dict[int, Plan] = {}
+    for plan in swept_plans(question):
+        if plan.device_bytes <= question.limit_bytes:
+            by_partitions.setdefault(plan.layout.partitions, plan)
+    return list(by_partitions.values())
+
+
+def _check(question: Question) -> None:
+    layers = question.layers
+    free = {
+        "halo": (question.halo, "exact"),
+        "grid": (question.grid, None),
+        "tile_px": (question.tile_px, None),
+        "micro_batches": (question.micro_batches, None),
+        "mbpp": (question.mbpp, None),
+        "checkpointing": (question.checkpointing, None),
+        # What must be swapped is nothing.
+        "swap": ("off" if question.swap == "auto" else question.swap, "off"),
+    }
+    for name, (value, only) in free.items():
+        if value != only:
+            raise TilenetError(
+                "a sweep goes over all columns of a rank, and computes each strip again by itself "
+                f"(halo_mode: sweep, {name}: {value}); leave {name} out, or take another halo_mode"
+            )
+    unswept = "no padding" if context_of(layers).valid else sweep_obstacle(layers)
+    if unswept:
+        raise TilenetError(
+            "a sweep in training takes padded layers and averages of an image, but no norms and "
+            f"maxima (halo_mode: sweep, network: {unswept}); use network.norm: none, or take "
+            "another halo_mode"
+        )
+    whole = whole_image(layers)
+    if whole and (question.partitions or 1) > 1:
+        raise TilenetError(
+            "a sweep over partitions knows no averages of the whole image (halo_mode: sweep, over "
+            f"whole images: {whole}, partitions: {question.partitions}); leave partitions out"
+        )
+    if question.balance is not None:
+        check_balance(question.balance, len(layers), question.partitions, question.together)
+
+
+def _partitions(question: Question) -> list[int]:
+    """Numbers of partitions among which the fastest is chosen."""
+    if question.partitions is not None:
+        return [question.partitions]
+    layers, devices = question.layers, question.machine.devices_per_node
+    most = 1 if averaged_sweeps(layers) else most_partitions(len(layers), question.together)
+    return [count for count in range(1, min(most, devices) + 1) if devices % count == 0]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What the rank with most of an image holds of it.
+
+    Attributes:
+        grid: Ranks along its rows and columns.
+        height: Rows.
+        width: Columns.
+        image_bytes: Bytes of the pixels.
+    """
+
+    grid: tuple[int, int]
+    height: int
+    width: int
+    image_bytes: int
+
+
+def _part(estimator: Estimator, partitions: int) -> _Part | None:
+    """The part of the largest image; None: there are more ranks than columns for them."""
+    question, mesh = estimator.question, estimator.mesh(partitions)
+    if mesh.columns > -(-question.image[1] // estimator.rule.alignment_px):
+        return None
+    height, width = estimator.read_px((1, mesh.columns))
+    pixels = height * width * question.options.bands
+    return _Part((1, mesh.columns), height, width, pixels * ITEM_BYTES[question.precision])
+
+
+def _plans(estimator: Estimator, partitions: int, part: _Part) -> Iterator[Plan]:
+    """Plans with a number of partitions and the fastest balances."""
+    question, layers = estimator.question, estimator.layers
+    size, item_bytes = (part.height, part.width), ITEM_BYTES[question.precision]
+    times = [LayerTime(2 * time.forward_s, time.backward_s) for time in estimator.times((1, *size))]
+    seconds = without_cuts(block_seconds(times), question.together)
+    averages = averaged_sweeps(layers)
+    balances = [question.balance] if question.balance else least_time(seconds, partitions)
+    for balance in balances:
+        fixed = _fixed_bytes(estimator, balance, part.image_bytes)
+        sweeps = plan_sweeps(layers, *size, item_bytes, question.limit_bytes - fixed[0])
+        if averages and sweeps.kept != plan_sweeps(layers, *size, item_bytes, ALL_CELLS).kept:
+            return  # layers are computed more often
+        strip_rows = sweeps.edges[1]
+        if partitions > 1:
+            peaks = partition_peaks(layers, *size, strip_rows, item_bytes, balance)
+        else:
+            most_cells = ALL_CELLS * bool(averages)
+            peaks = (trained_bytes(layers, *size, strip_rows, item_bytes, most_cells),)
+        sizes = [int(states + peak) for states, peak in zip(fixed, peaks, strict=True)]
+        yield _plan(estimator, part, balance, sweeps.edges, sizes)
+
+
+def _fixed_bytes(estimator: Estimator, balance: Sequence[int], image_bytes: int) -> list[int]:
+    """Bytes of each partition's weights, gradients and optimizer states, and of the image."""
+    optimizer, sharers = estimator.question.optimizer, estimator.sharers(len(balance))
+    weights = [
+        int(estimator.parameter_bytes[first:stop].sum())
+        for first, stop in pairwise([0, *accumulate(balance)])
+    ]
+    states = [2 * num_bytes + state_bytes(optimizer, num_bytes, sharers) for num_bytes in weights]
+    return [states[0] + image_bytes, *states[1:]]
+
+
+def _plan(
+    estimator: Estimator,
+    part: _Part,
+    balance: tuple[int, ...],
+    edges: Sequence[int],
+    sizes: list[int],
+) -> Plan:
+    """All that the plan says.
+
+    Args:
+        edges: Rows between strips.
+        sizes: Peaks of the partitions, bytes.
+    """
+    question, layers, partitions = estimator.question, estimator.layers, len(balance)
+    mesh, tiling = estimator.mesh(partitions), estimator.tiling(part.grid)
+    layout = Layout(part.grid, partitions, 1, "never", strip_rows=edges[1])
+    num_strips = sum(1 for _ in sweep(layers, edges))
+    link, item_bytes = estimator.link(partitions), ITEM_BYTES[question.precision]
+    waits = halo_times(layers, tiling, item_bytes, link, num_strips)
+    blocks = list(pairwise([0, *accumulate(balance)]))
+    seconds = [
+        sum(2 * time.forward_s + time.backward_s for time in times[a:b])
+        for times in (estimator.times((1, part.height, part.width)), waits)
+        for a, b in blocks
+    ]
+    computing, waiting = seconds[:partitions], seconds[partitions:]
+    images = estimator.images(partitions)
+    # The pipeline fills and drains.
+    turns = (num_strips + partitions - 1) / num_strips
+    pipeline_s = images * turns * max(map(sum, zip(computing, waiting, strict=True)))
+    sum_s = estimator.sum_s(partitions)
+    read_s = estimator.read_s(layout)
+    step_s = max(pipeline_s + sum_s + estimator.update_s(balance), read_s)
+    parameters = [sum(layer.num_parameters for layer in layers[a:b]) for a, b in blocks]
+    rows = zip(balance, parameters, sizes, computing, strict=True)
+    return Plan(
+        question=question,
+        layout=layout,
+        mesh=(mesh.replicas, mesh.rows, mesh.columns),
+        ranks_per_node=max(1, question.machine.devices_per_node // partitions),
+        halo_px=0,
+        tile_own_px=(part.height, part.width),
+        tile_read_px=(part.height, part.width),
+        work_ratio=tiling.work_ratio,
+        tiles_per_rank=images,
+        stacked=1,
+        balance=balance,
+        parts=tuple(PartitionPlan(*row, row[-1] / sum(computing)) for row in rows),
+        device_bytes=max(sizes),
+        host_bytes=estimator.host_bytes(layout, 0),
+        bubble=1 - 1 / turns,
+        pipeline_s=pipeline_s,
+        sum_s=sum_s,
+        exchange_s=images * sum(waiting),
+        read_s=read_s,
+        step_s=step_s,
+        epoch_s=step_s * -(-question.num_images // question.batch_size),
+        sharers=estimator.sharers(partitions),
+    )
