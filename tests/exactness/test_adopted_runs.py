@@ -145,7 +145,7 @@ def test_a_norm_of_a_single_average_is_refused(comm: MPI.Intracomm, shared_path:
         train(run, comm=comm)
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks((2, 4))
 @pytest.mark.parametrize("name", UNITS)
 def test_more_tiles_than_ranks_and_maps_of_small_tiles(
     comm: MPI.Intracomm, shared_path: Path, name: str

@@ -47,8 +47,16 @@ def drawn_scenes(folder: Path, comm: MPI.Intracomm) -> list[Scene]:
     return with_common_statistics(scenes)
 
 
-@pytest.mark.parametrize("labels", POLYGONS_OF)
-@pytest.mark.parametrize("norm", ["instance", "batch"])
+# Each norm and each kind of labels over 2 and over 4 ranks.
+@pytest.mark.parametrize(
+    ("norm", "labels"),
+    [
+        pytest.param("instance", "rasters", marks=pytest.mark.ranks(2)),
+        pytest.param("instance", "polygons", marks=pytest.mark.ranks(4)),
+        pytest.param("batch", "rasters", marks=pytest.mark.ranks(4)),
+        pytest.param("batch", "polygons", marks=pytest.mark.ranks(2)),
+    ],
+)
 def test_everything_at_once(comm: MPI.Intracomm, shared_path: Path, norm: Any, labels: str) -> None:
     """Batch norm takes crops, since it takes a step's images in one batch, of one size."""
     if labels == "polygons":

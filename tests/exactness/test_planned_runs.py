@@ -52,7 +52,7 @@ def planned(comm: MPI.Intracomm, folder: Path, name: str, ranks: int, *more: str
                 [
                     *(*network, "--bands", "3", "--classes", "3", "--image", "157x211"),
                     *("--machine", "local", "--device-gib", "1", "--precision", "float64"),
-                    *("--devices-per-node", str(ranks), "-o", str(path), *more),
+                    *("--devices-per-node", str(ranks), "-o", str(path), "--json", *more),
                 ]
             )
         assert code == 0

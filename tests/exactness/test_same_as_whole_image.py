@@ -32,6 +32,19 @@ NETWORKS = {
     "same-transposed": NetworkKeys(poolings=2, base=4, dropout=0.2, upsampling="transposed"),
     "valid": NetworkKeys(poolings=2, base=4, dropout=0.2, padding="valid"),
 }
+TILES: dict[str, tuple[tuple[int, int], tuple[int, int] | int | None]] = {
+    "tile per rank": ((157, 211), None),
+    "3x2": ((157, 211), (3, 2)),
+    "2x3": ((211, 99), (2, 3)),
+    "size 40": ((157, 211), 40),
+}
+OTHER_RANKS = 1, 3, 4, 6
+# All over 2 ranks; over each other number each network and each tiles: a Latin square.
+CASES = [
+    pytest.param(*TILES[way], name, id=f"{way}-{name}", marks=pytest.mark.ranks(2, ranks))
+    for row, name in enumerate(NETWORKS)
+    for ranks, way in zip(OTHER_RANKS[row:] + OTHER_RANKS[:row], TILES, strict=True)
+]
 
 
 def options_of(keys: NetworkKeys) -> UNetOptions:
@@ -134,18 +147,13 @@ def with_common_statistics(scenes: list[Scene]) -> list[Scene]:
     return [replace(scene, statistics=statistics) for scene in scenes]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize(
-    ("size", "tiles"),
-    [((157, 211), None), ((157, 211), (3, 2)), ((211, 99), (2, 3)), ((157, 211), 40)],
-    ids=["tile per rank", "3x2", "2x3", "size 40"],
-)
+@pytest.mark.parametrize(("size", "tiles", "name"), CASES)
 def test_losses_weights_and_logits_are_those_of_the_whole_image(
     comm: MPI.Intracomm,
     shared_path: Path,
-    name: str,
     size: tuple[int, int],
     tiles: tuple[int, int] | int | None,
+    name: str,
 ) -> None:
     (scene,) = scenes_of(shared_path, [size], comm)
     keys = TileKeys()

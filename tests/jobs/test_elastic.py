@@ -65,7 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     asked = ["--poolings", "1", "--base", "4", "--image", "150x110", "--grid", "4x4"]
     where = ["--machine", "slurm", "--nodes", "3", "--partitions", "2"]
-    assert tilenet(["plan", *asked, *where, "-o", "plan.json"]) == 0
+    assert tilenet(["plan", *asked, *where, "--json", "-o", "plan.json"]) == 0
     assert main(["plan.json", "--nodes", "2-3", "--image", "", "--script", "job.sh"]) == 0
     (tmp_path / "run.yaml").touch()
     (tmp_path / "tools").mkdir()
@@ -229,7 +229,7 @@ def test_what_cannot_be_is_one_sentence(
 def test_only_slurm_takes_a_range(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--poolings", "1", "--base", "4", "--image", "150x110", "--machine", "summit"]
     fixed = ["--grid", "2x2", "--partitions", "1", "--nodes", "2"]
-    assert tilenet(["plan", *asked, *fixed, "-o", "summit.json"]) == 0
+    assert tilenet(["plan", *asked, *fixed, "--json", "-o", "summit.json"]) == 0
     capsys.readouterr()
     assert main(["summit.json", "--nodes", "1-2", "--script", "x.lsf"]) == 1
     assert "only Slurm gives a job a range of nodes" in capsys.readouterr().err

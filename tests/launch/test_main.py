@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     small = ["--poolings", "2", "--base", "8", "--image", "600x400", "--grid", "2x2"]
     asked = [*small, "--partitions", "4", "--machine", "slurm", "--nodes", "2"]
-    assert tilenet(["plan", *asked, "-o", "plan.json"]) == 0
+    assert tilenet(["plan", *asked, "--json", "-o", "plan.json"]) == 0
     sbatch = tmp_path / "sbatch"
     sbatch.write_text('#!/bin/bash\nprintf "%s\\n" "$@" >submitted\nexit 3\n')
     sbatch.chmod(0o755)

@@ -123,7 +123,8 @@ def plan(tmp_path: Path) -> Path:
     """A plan as `tilenet plan` writes it."""
     path = tmp_path / "plan.json"
     asked = ["--poolings", "2", "--base", "8", "--image", "600x400", "--partitions", "3"]
-    assert tilenet(["plan", *asked, "--machine", "summit", "--nodes", "2", "-o", str(path)]) == 0
+    where = ["--machine", "summit", "--nodes", "2", "--json", "-o", str(path)]
+    assert tilenet(["plan", *asked, *where]) == 0
     return path
 
 

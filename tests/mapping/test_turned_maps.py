@@ -78,9 +78,19 @@ def test_a_map_is_the_mean_of_the_whole_images(
     assert worst(found, mean_of_turns(made, scene, tta), scene) <= 1e-12
 
 
-@pytest.mark.ranks(1, 2)
-@pytest.mark.parametrize("size", [(3, 90), (31, 33), (64, 97)], ids=str)
-@pytest.mark.parametrize("padding", ["same", "valid"])
+# Each size and each padding on one rank and over 2.
+@pytest.mark.parametrize(
+    ("padding", "size"),
+    [
+        pytest.param("same", (3, 90), marks=pytest.mark.ranks(1)),
+        pytest.param("same", (31, 33), marks=pytest.mark.ranks(2)),
+        pytest.param("same", (64, 97), marks=pytest.mark.ranks(1)),
+        pytest.param("valid", (3, 90), marks=pytest.mark.ranks(2)),
+        pytest.param("valid", (31, 33), marks=pytest.mark.ranks(1)),
+        pytest.param("valid", (64, 97), marks=pytest.mark.ranks(2)),
+    ],
+    ids=str,
+)
 def test_awkward_sizes_with_and_without_padding(
     comm: MPI.Intracomm, shared_path: Path, size: tuple[int, int], padding: Any
 ) -> None:

@@ -69,7 +69,8 @@ def test_a_plan_must_be_large_enough_for_turned_images(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     with redirect_stdout(StringIO()):
         asked = "--poolings 4 --base 4 --bands 3 --classes 2 --image 40x200 --machine local"
-        assert plan_command.main([*asked.split(), "--device-gib", "1", "-o", str(path)]) == 0
+        options = ["--device-gib", "1", "--json", "-o", str(path)]
+        assert plan_command.main([*asked.split(), *options]) == 0
     plan_run(a_run(rotations=False, plan=str(path)), ((BANDS, SIZE),), 1)
     with pytest.raises(TilenetError, match=r"200 × 40 px\); .* after a quarter turn$"):
         plan_run(a_run(rotations=True, plan=str(path)), ((BANDS, SIZE),), 1)
