@@ -80,17 +80,19 @@ def test_tilenet_is_called_so_that_it_answers(path: Path) -> None:
     assert re.fullmatch(r"[\w.]+\n", done.stdout)
 
 
-def test_summits_job_runs_to_its_map(tmp_path: Path) -> None:
-    """As it stands: 4 nodes, each with a rank of 6 partitions, by the stand-in for jsrun."""
-    plan_for(tmp_path, "summit", 4, 6)
+def test_summits_job_runs_to_its_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 2 nodes, each with a rank of 6 partitions, by the stand-in for jsrun."""
+    plan_for(tmp_path, "summit", 2, 6)
+    monkeypatch.chdir(tmp_path)
+    assert launch(["plan.json", "--script", "job.lsf", "--venv", "venv"]) == 0
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "module").write_text('#!/bin/bash\necho "module $*"\n')
     (tmp_path / "bin" / "module").chmod(0o755)
     path = f"{tmp_path / 'bin'}:{ROOT / 'tests' / 'launch'}:{os.environ['PATH']}"
-    env = {"JSRUN_NODES": "4", "JSRUN_THREADS": "1", "IMAGE": "image.tif", "VENV": "", "PATH": path}
-    said = run_to_its_map(tmp_path, JOBS / "summit" / "job.lsf", env)
+    env = {"JSRUN_NODES": "2", "JSRUN_THREADS": "1", "IMAGE": "image.tif", "VENV": "", "PATH": path}
+    said = run_to_its_map(tmp_path, Path("job.lsf"), env)
     assert "module load open-ce" in said.splitlines()
-    assert "4 nodes" in said
+    assert "2 nodes" in said
     assert "6 partitions on the CPU" in said
 
 
@@ -117,7 +119,7 @@ def plan_for(folder: Path, name: str, nodes: int, partitions: int) -> None:
     image = ["--image", f"{HEIGHT}x{WIDTH}", "--grid", "2x2"]
     where = ["--machine", name, "--nodes", str(nodes), "--partitions", str(partitions)]
     plan = folder / "plan.json"
-    assert tilenet(["plan", *network, *image, *where, "-o", str(plan)]) == 0
+    assert tilenet(["plan", *network, *image, *where, "--json", "-o", str(plan)]) == 0
 
 
 def run_to_its_map(folder: Path, script: Path, env: dict[str, str]) -> str:
