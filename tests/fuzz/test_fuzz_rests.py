@@ -1,6 +1,7 @@
 """What runs leave and go on from, spoilt: it is found, or it is still what was written."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,8 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
+import tilenet.mapping.cog
+import tilenet.mapping.tiff_header
+import tilenet.mapping.writer
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey_record import Survey, load_survey, save_survey
+from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 from tilenet.mapping.resume import MapResume
 from tilenet.mapping.writer import MapKind, MapWriter
@@ -46,7 +51,27 @@ def pixels_of(window: Window) -> Any:
 @pytest.fixture(scope="module")
 def rest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A map of which two of three tiles are done."""
-    made = tmp_path_factory.mktemp("rest")
+    return interrupted(tmp_path_factory.mktemp("rest"), TILES[:2])
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A map whose tiles, 16 of its own and 5 of its overviews, are all compressed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (tilenet.mapping.cog, tilenet.mapping.tiff_header, tilenet.mapping.writer):
+            patch.setattr(module, "BLOCK_PX", 16)
+        with pytest.MonkeyPatch.context() as full:
+            full.setattr(tilenet.mapping.writer, "put_map", out_of_room)
+            folder = interrupted(tmp_path_factory.mktemp("compressed"), TILES)
+        yield folder
+
+
+def out_of_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def interrupted(made: Path, tiles: list[Window]) -> Path:
+    """A map of which some tiles are done; where those are all, it could not be finished."""
     size = {"driver": "GTiff", "count": 1, "height": SIDE, "width": SIDE, "dtype": "uint8"}
     with rasterio.open(made / "image.tif", "w", **size) as file:
         file.write(PIXELS)
@@ -54,9 +79,12 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Raster(str(made / "image.tif")) as image,
         MapWriter(str(made / "map.tif"), image, KIND, made_of=MADE_OF) as writer,
     ):
-        for window in TILES[:2]:
+        for window in tiles:
             writer.write(window, pixels_of(window))
         writer.keep_sums("3", {"tiles": 1, "values": [0.5, 1 / 3]})
+        if tiles == TILES:
+            with pytest.raises(TilenetError, match="No space left"):
+                writer.finish()
     return made
 
 
@@ -80,6 +108,16 @@ def go_on(rest: Path) -> None:
 @few
 @given(data=st.data())
 def test_rests_of_maps_of_noise(rest: Path, name: str, data: st.DataObject) -> None:
+    go_on_spoilt(rest, name, data)
+
+
+@few
+@given(data=st.data())
+def test_records_of_compressed_tiles_of_noise(compressed: Path, data: st.DataObject) -> None:
+    go_on_spoilt(compressed, "compressed.json", data)
+
+
+def go_on_spoilt(rest: Path, name: str, data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         shutil.copytree(rest, folder, dirs_exist_ok=True)
         aside = Path(folder, ".map.tif.pieces.part")
