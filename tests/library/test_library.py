@@ -173,8 +173,8 @@ def test_a_plan_with_a_balance_and_a_grid_in_lists(
 ) -> None:
     same: dict[str, Any] = {"net": {"poolings": 1, "base": 4}, "image": [90, 71]}
     found = tilenet.plan(**same, machine="summit", balance=[8, 9], grid=[2, 3])
-    asked = "--poolings 1 --base 4 --image 90x71 --machine summit --balance 8,9 --grid 2x3"
-    assert main(["plan", *asked.split()]) == 0
+    asked = "--poolings 1 --base 4 --classes 2 --image 90x71 --machine summit"
+    assert main(["plan", *asked.split(), "--balance", "8,9", "--grid", "2x3"]) == 0
     assert capsys.readouterr().out == f"{found}\n"
     assert found.best.layout.partitions == 2
 
