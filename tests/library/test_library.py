@@ -168,6 +168,17 @@ def test_a_plan_is_that_of_the_command(scene: Path, capsys: pytest.CaptureFixtur
     assert json.loads(Path("plan.json").read_text())["run"] == found.best.run_keys()
 
 
+def test_a_plan_with_a_balance_and_a_grid_in_lists(
+    scene: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same: dict[str, Any] = {"net": {"poolings": 1, "base": 4}, "image": [90, 71]}
+    found = tilenet.plan(**same, machine="summit", balance=[8, 9], grid=[2, 3])
+    asked = "--poolings 1 --base 4 --classes 2 --image 90x71 --machine summit"
+    assert main(["plan", *asked.split(), "--balance", "8,9", "--grid", "2x3"]) == 0
+    assert capsys.readouterr().out == f"{found}\n"
+    assert found.best.layout.partitions == 2
+
+
 def test_a_plan_of_a_module_by_all_its_names(
     net: Net, scene: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

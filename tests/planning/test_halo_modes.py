@@ -10,18 +10,20 @@ from questions import small_machine, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.layers import Conv, GlobalPool, Join, Stash
+from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import strip_edges, sweep
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.parallel.exchange.swept_partitions import idle_share
-from tilenet.planning.advise import first_plan
+from tilenet.planning.advise import first_plan, fitting_plans
 from tilenet.planning.compatibility import obstacle
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.explain import answer, explain
 from tilenet.planning.halo_modes import FASTER, plan_modes
 from tilenet.planning.memory.swept_partitions import partition_peaks
 from tilenet.planning.memory.trained_sweeps import plan_sweeps, trained_bytes
-from tilenet.planning.plan import MODES, Plan, Question
+from tilenet.planning.plan import MODES, OwnNetwork, Plan, Question
 from tilenet.planning.search import Search
 from tilenet.planning.swept_plan import swept_plans
 from tilenet.planning.time.messages import halo_times
@@ -178,8 +180,11 @@ def test_strips_over_partitions_where_a_rank_per_device_does_not_fit() -> None:
     times = seconds_of(question, 64, strip_rows, 1)
     strips = sum(1 for _ in sweep(layers, strip_edges(size[0], strip_rows)))
     assert plan.bubble == pytest.approx(idle_share(strips, 2), rel=1e-12)
-    seconds = 2 * max(sum(times[:first]), sum(times[first:])) / (1 - plan.bubble)
     estimator = Estimator(question)
+    # The map comes twice over the boundary, its gradient once.
+    move_s = map_shapes(layers, *size)[first].num_elements * 4 / (2e9 * 0.8)
+    busiest_s = max(sum(times[:first]) + move_s, sum(times[first:]) + 2 * move_s)
+    seconds = 2 * busiest_s / (1 - plan.bubble)
     rest_s = estimator.sum_s(2) + estimator.update_s(plan.balance)
     assert plan.step_s == pytest.approx(seconds + rest_s, rel=1e-12)
 
@@ -197,6 +202,10 @@ def test_strips_over_partitions_where_a_rank_per_device_does_not_fit() -> None:
         ({"checkpointing": "always"}, "checkpointing: always"),
         ({"swap": "all"}, "swap: all"),
         ({"balance": (3, 4)}, "balance"),
+        ({"partitions": 4}, "devices per node of toy: 3"),
+        ({"partitions": 4, "halo_mode": "auto"}, "devices per node of toy: 3"),
+        ({"batch_size": 0, "halo_mode": "auto"}, "batch_size: 0"),
+        ({"reserve": 1.5}, "reserve: 1.5"),
     ],
 )
 def test_what_is_not_swept(changes: dict[str, Any], words: str) -> None:
@@ -207,7 +216,27 @@ def test_what_is_not_swept(changes: dict[str, Any], words: str) -> None:
 
 
 def test_a_sweep_needs_a_column_per_rank() -> None:
-    assert swept_plans(replace(SWEPT, image=(90, 4))) == []
+    narrow = replace(SWEPT, image=(90, 4))
+    with pytest.raises(TilenetError, match=r"90 × 4 px, columns in multiples of 2 .* image: 3\)"):
+        plan_modes(narrow)
+    assert plan_modes(replace(narrow, halo_mode="auto"))[0].halo_mode == "overlap"
+    (plan,) = swept_plans(replace(narrow, batch_size=3))
+    assert plan.mesh == (3, 1, 1)
+
+
+def test_averages_whose_maps_do_not_fit_are_said() -> None:
+    layers = (
+        *(Conv(3, 4, padding=1), Stash(4, 4, "map"), GlobalPool(4, 4)),
+        *(Join(4, 4, ("map",), "multiply", 1), Conv(4, 2, padding=1)),
+    )
+    asked = replace(SWEPT, options=OwnNetwork("averaging", layers), image=(900, 900))
+
+    def on(memory_bytes: int) -> list[Plan]:
+        return plan_modes(replace(asked, machine=small_machine(1, memory_bytes)))
+
+    assert on(2**30)[0].layout.partitions == 1
+    with pytest.raises(TilenetError, match=r"they must fit a device .*plan with: 0\.0 GiB"):
+        on(2**24)
 
 
 def test_a_sweep_that_does_not_fit_says_what_it_needs() -> None:
@@ -220,6 +249,32 @@ def test_a_sweep_that_does_not_fit_says_what_it_needs() -> None:
     assert on(plan.device_bytes)[0].layout == plan.layout
     with pytest.raises(TilenetError, match=r"a plan must fit its devices .* 1 × 3 tiles in strips"):
         on(plan.device_bytes - 1)
+
+
+def test_nothing_is_searched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[Question] = []
+
+    def fitting(question: Question, *, alone: bool = False) -> list[Plan]:
+        searched.append(question)
+        return fitting_plans(question, alone=alone)
+
+    monkeypatch.setattr("tilenet.planning.halo_modes.fitting_plans", fitting)
+    monkeypatch.setattr("tilenet.planning.advise.fitting_plans", fitting)
+    network = replace(OPTIONS, poolings=2, convolutions=2)
+    machine = small_machine(4, 3 << 20)
+    asked = replace(SWEPT, options=network, image=(600, 300), machine=machine, partitions=None)
+    plans = plan_modes(replace(asked, halo_mode="auto"))
+    assert plans[0].halo_mode == "sweep"
+    assert len(searched) == len(set(map(str, searched)))
+
+
+def test_bytes_of_half_precision() -> None:
+    """Maps are of two bytes, image and weights of four."""
+    (plan,) = swept_plans(replace(SWEPT, precision="bfloat16"))
+    weights = 4 * sum(layer.num_parameters for layer in SWEPT.layers)
+    assert plan.layout.strip_rows is not None
+    tensors = trained_bytes(SWEPT.layers, 90, 24, plan.layout.strip_rows, 2)
+    assert plan.device_bytes == tensors + 4 * weights + 90 * 24 * 3 * 4
 
 
 def test_exchange_takes_no_halo_of_its_own() -> None:
@@ -242,7 +297,7 @@ def test_tiles_that_are_asked_for_overlap() -> None:
 def test_both_are_said() -> None:
     text = explain(plans_of())
     assert "instead of     halo_mode exchange, 1 × 3 tiles, 1 partition" in text
-    strips = "1 × 1 tiles in strips of 64 rows, 3 partitions (balance 4, 4, 3)"
+    strips = "1 × 1 tiles in strips of 64 rows, 3 partitions (balance 6, 3, 2)"
     assert f"instead of     halo_mode sweep, {strips}: " in text
 
 

@@ -93,6 +93,11 @@ def plan(
         raise TilenetError("a plan is for images of a size (image: None); give image or images")
     network, epsilon_px = _network(net, bands, classes)
     options = {"halo_mode": "auto", **options}
+    for name in ("grid", "balance"):
+        if options.get(name) is not None:
+            options[name] = tuple(options[name])
+    if options.get("balance") is not None and options.get("partitions") is None:
+        options["partitions"] = len(options["balance"])
     question = Question(network, epsilon_px, image, facts_of(machine), **options)
     best, *others = answer(question)
     return Plans(best, tuple(others))

@@ -177,10 +177,10 @@ class Estimator:
         return layer_bytes(self.layers, rows, cols, asked.precision, stacked, mode)
 
     def _seconds(self, shape: Shape) -> NDArray[np.float64]:
-        seconds = block_seconds(self.times(shape), self._transfers(shape))
+        seconds = block_seconds(self.times(shape), self.transfers(shape))
         return without_cuts(seconds, self.question.together)
 
-    def _transfers(self, shape: Shape) -> list[float]:
+    def transfers(self, shape: Shape) -> list[float]:
         """Seconds to hand a micro-batch's map over in front of each layer, and behind the last.
 
         Skips are copied straight from the stash's device to the pop's, long before they are needed.
@@ -223,7 +223,7 @@ class Estimator:
     def timeline(self, layout: Layout, balance: Balance, micro_batches: int) -> Timeline:
         """The pipeline's timeline for one mini-batch."""
         shape, waits = self.shape(layout), self.waits(layout)
-        times, moves = together(self.times(shape), waits), self._transfers(shape)
+        times, moves = together(self.times(shape), waits), self.transfers(shape)
         edges = [0, *accumulate(balance)]
         swaps = self.swaps(layout, balance) if layout.swap else None
         late = swaps.partitions if swaps else [NO_SWAPS] * len(balance)

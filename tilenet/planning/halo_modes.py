@@ -25,22 +25,22 @@ def plan_modes(question: Question, *, alone: bool = False) -> list[Plan]:
     """
     by_mode: dict[str, list[Plan]] = {}
     refusals = []
+    tried: list[Question] = []
     modes = MODES if question.halo_mode == "auto" else (question.halo_mode,)
     for mode in modes:
+        asked = replace(question, halo_mode=mode)
         try:
-            plans = fitting_plans(replace(question, halo_mode=mode), alone=alone)
+            plans = fitting_plans(asked, alone=alone)
         except TilenetError as error:
             refusals.append(error)
             continue
+        tried.append(asked)
         if plans:
             by_mode[mode] = plans
             if not _has_halos(plans[0]):
                 break
     if not by_mode:
-        if len(refusals) == len(modes):
-            raise refusals[0]
-        tried = replace(question, halo_mode=modes[0])
-        raise TilenetError(why_nothing_fits(tried))
+        raise TilenetError(why_nothing_fits(tried[0])) if tried else refusals[0]
     chosen = _chosen(plans[0] for plans in by_mode.values())
     if alone:
         return [chosen]
@@ -48,7 +48,9 @@ def plan_modes(question: Question, *, alone: bool = False) -> list[Plan]:
     for mode in MODES if _has_halos(chosen) else ():
         if mode != chosen.halo_mode:
             left_open = replace(question, halo_mode=mode, **ALL_OPEN)
-            plan = by_mode[mode][0] if mode in by_mode else first_plan(left_open)
+            plan = by_mode[mode][0] if mode in by_mode else None
+            if plan is None and left_open not in tried:
+                plan = first_plan(left_open)
             others += [plan] if plan is not None and _is_trained(plan) else []
     return [*by_mode[chosen.halo_mode], *others]
 

@@ -25,7 +25,7 @@ from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.layer import countable
 from tilenet.planning.plan import Layout, Plan, Question
 
-__all__ = ["Search"]
+__all__ = ["Search", "check_question"]
 
 FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # tiles of a rank along an axis
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -44,7 +44,7 @@ class Search:
     def __init__(self, question: Question) -> None:
         self.question = question
         self.estimator = Estimator(question)
-        _check(question, len(self.estimator.layers))
+        check_question(question)
         self.planned = lru_cache(maxsize=None)(self.plan)
 
     def best(self, count: int = 3, among: Callable[[Layout], bool] | None = None) -> list[Plan]:
@@ -306,8 +306,13 @@ def _oblong(image: Pixels, grid: Pixels) -> float:
     return max(sides) / min(sides)
 
 
-def _check(question: Question, num_layers: int) -> None:
-    """Refuse what no search can answer."""
+def check_question(question: Question) -> None:
+    """Refuse what no plan can answer.
+
+    Raises:
+        TilenetError: With the rule, the values and the remedy.
+    """
+    num_layers = len(question.layers)
     for name in ("nodes", "num_images", "batch_size", "partitions", "micro_batches", "mbpp"):
         value = getattr(question, name)
         if value is not None and value < 1:

@@ -11,14 +11,9 @@ from itertools import accumulate, pairwise
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.sweep import sweep
+from tilenet.model.choices import parameter_dtype
 from tilenet.parallel.pipeline.layer_times import LayerTime
-from tilenet.planning.balance import (
-    block_seconds,
-    check_balance,
-    least_time,
-    most_partitions,
-    without_cuts,
-)
+from tilenet.planning.balance import block_seconds, least_time, most_partitions, without_cuts
 from tilenet.planning.compatibility import sweep_obstacle, whole_image
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.states import state_bytes
@@ -30,6 +25,7 @@ from tilenet.planning.memory.trained_sweeps import (
     trained_bytes,
 )
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
+from tilenet.planning.search import check_question
 from tilenet.planning.time.messages import halo_times
 from tilenet.planning.time.roofline import ITEM_BYTES
 
@@ -40,16 +36,33 @@ def swept_plans(question: Question) -> list[Plan]:
     """The plans by sweeps, the fastest first, whether they fit their devices or not.
 
     Raises:
-        TilenetError: The network cannot be swept, or the question sets what sweeps do not have.
+        TilenetError: The network cannot be swept, the question sets what sweeps do not have, there
+            are too few columns, or maps that sweeps hand on do not fit.
     """
     _check(question)
     estimator = Estimator(question)
+    parts = [(number, _part(estimator, number)) for number in _partitions(question)]
+    if all(part is None for _, part in parts):
+        mesh, unit = estimator.mesh(parts[-1][0]), estimator.rule.alignment_px
+        raise TilenetError(
+            f"a sweep gives each rank of an image columns of it (halo_mode: sweep, image: "
+            f"{question.image[0]} × {question.image[1]} px, columns in multiples of {unit} px, "
+            f"ranks of an image: {mesh.columns}); take fewer nodes or devices_per_node, a larger "
+            "batch_size, or halo_mode overlap"
+        )
     plans = [
         plan
-        for partitions in _partitions(question)
-        if (part := _part(estimator, partitions)) is not None
+        for partitions, part in parts
+        if part is not None
         for plan in _plans(estimator, partitions, part)
     ]
+    if not plans:
+        raise TilenetError(
+            "a sweep for averages of the whole image keeps maps for the sweeps after it, and they "
+            f"must fit a device (halo_mode: sweep, memory to plan with: "
+            f"{question.limit_bytes / 2**30:.1f} GiB); take larger devices, more nodes, or another "
+            "halo_mode"
+        )
     return sorted(plans, key=lambda plan: plan.step_s)
 
 
@@ -67,6 +80,7 @@ def fitting_sweeps(question: Question) -> list[Plan]:
 
 
 def _check(question: Question) -> None:
+    check_question(question)
     layers = question.layers
     free = {
         "halo": (question.halo, "exact"),
@@ -88,8 +102,8 @@ def _check(question: Question) -> None:
     if unswept:
         raise TilenetError(
             "a sweep in training takes padded layers and averages of an image, but no norms and "
-            f"maxima (halo_mode: sweep, network: {unswept}); use network.norm: none, or take "
-            "another halo_mode"
+            f"maxima (halo_mode: sweep, network: {unswept}); use network.norm: none and "
+            "network.padding: same, or take another halo_mode"
         )
     whole = whole_image(layers)
     if whole and (question.partitions or 1) > 1:
@@ -97,8 +111,6 @@ def _check(question: Question) -> None:
             "a sweep over partitions knows no averages of the whole image (halo_mode: sweep, over "
             f"whole images: {whole}, partitions: {question.partitions}); leave partitions out"
         )
-    if question.balance is not None:
-        check_balance(question.balance, len(layers), question.partitions, question.together)
 
 
 def _partitions(question: Question) -> list[int]:
@@ -133,8 +145,10 @@ def _part(estimator: Estimator, partitions: int) -> _Part | None:
     if mesh.columns > -(-question.image[1] // estimator.rule.alignment_px):
         return None
     height, width = estimator.read_px((1, mesh.columns))
-    pixels = height * width * question.options.bands
-    return _Part((1, mesh.columns), height, width, pixels * ITEM_BYTES[question.precision])
+    # Autocast leaves the image in float32.
+    item_bytes = parameter_dtype(question.precision).itemsize
+    image_bytes = height * width * question.options.bands * item_bytes
+    return _Part((1, mesh.columns), height, width, image_bytes)
 
 
 def _plans(estimator: Estimator, partitions: int, part: _Part) -> Iterator[Plan]:
@@ -142,15 +156,18 @@ def _plans(estimator: Estimator, partitions: int, part: _Part) -> Iterator[Plan]
     question, layers = estimator.question, estimator.layers
     size, item_bytes = (part.height, part.width), ITEM_BYTES[question.precision]
     times = [LayerTime(2 * time.forward_s, time.backward_s) for time in estimator.times((1, *size))]
-    seconds = without_cuts(block_seconds(times), question.together)
+    seconds = block_seconds(times, estimator.transfers((1, *size)))
+    seconds = without_cuts(seconds, question.together)
     averages = averaged_sweeps(layers)
     balances = [question.balance] if question.balance else least_time(seconds, partitions)
+    # All balances have the same strips: with averages, whose maps need room, there is one balance.
+    fixed = _fixed_bytes(estimator, balances[0], part.image_bytes)
+    sweeps = plan_sweeps(layers, *size, item_bytes, question.limit_bytes - fixed[0])
+    if averages and sweeps.kept != plan_sweeps(layers, *size, item_bytes, ALL_CELLS).kept:
+        return  # layers are computed more often
+    strip_rows = sweeps.edges[1]
     for balance in balances:
         fixed = _fixed_bytes(estimator, balance, part.image_bytes)
-        sweeps = plan_sweeps(layers, *size, item_bytes, question.limit_bytes - fixed[0])
-        if averages and sweeps.kept != plan_sweeps(layers, *size, item_bytes, ALL_CELLS).kept:
-            return  # layers are computed more often
-        strip_rows = sweeps.edges[1]
         if partitions > 1:
             peaks = partition_peaks(layers, *size, strip_rows, item_bytes, balance)
         else:
@@ -169,6 +186,15 @@ def _fixed_bytes(estimator: Estimator, balance: Sequence[int], image_bytes: int)
     ]
     states = [2 * num_bytes + state_bytes(optimizer, num_bytes, sharers) for num_bytes in weights]
     return [states[0] + image_bytes, *states[1:]]
+
+
+def _moving(estimator: Estimator, part: _Part, blocks: Sequence[tuple[int, int]]) -> list[float]:
+    """Seconds in which a part's rows and gradients come to each partition from its neighbours.
+
+    Rows come each time that they are computed, which is twice, and gradients once.
+    """
+    moves = [0.0, *estimator.transfers((1, part.height, part.width))[1:-1], 0.0]
+    return [2 * moves[first] + moves[stop] for first, stop in blocks]
 
 
 def _plan(
@@ -198,9 +224,10 @@ def _plan(
     ]
     computing, waiting = seconds[:partitions], seconds[partitions:]
     images = estimator.images(partitions)
+    moving = _moving(estimator, part, blocks)
     # The pipeline fills and drains.
     turns = (num_strips + partitions - 1) / num_strips
-    pipeline_s = images * turns * max(map(sum, zip(computing, waiting, strict=True)))
+    pipeline_s = images * turns * max(map(sum, zip(computing, waiting, moving, strict=True)))
     sum_s = estimator.sum_s(partitions)
     read_s = estimator.read_s(layout)
     step_s = max(pipeline_s + sum_s + estimator.update_s(balance), read_s)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 
 from tilenet.geometry.sweep import Sweeps, strip_edges
-from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import Network
 from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.memory.trained_sweeps import plan_sweeps
+from tilenet.planning.time.roofline import ITEM_BYTES
 from tilenet.training.setup import RunPlan
 
 __all__ = ["AnyPipe", "swept_pipe"]
@@ -34,7 +34,7 @@ def swept_pipe(
         device_bytes: Bytes that a step may take on the device.
     """
     layers, precision = plan.record.layers, plan.record.precision
-    item_bytes = parameter_dtype(precision).itemsize
+    item_bytes = ITEM_BYTES[precision]  # as it is planned
 
     def sweeps(height: int, width: int) -> Sweeps:
         fitting = plan_sweeps(layers, height, width, item_bytes, device_bytes)

@@ -50,6 +50,7 @@ def maps_to_keep(
     return dict(zip(passes, sets, strict=True))
 
 
+@lru_cache(maxsize=256)  # a run asks for each tile of each step
 def plan_sweeps(
     layers: tuple[Layer, ...], height: int, width: int, item_bytes: int, device_bytes: int = 0
 ) -> Sweeps:
