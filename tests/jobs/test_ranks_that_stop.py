@@ -33,7 +33,7 @@ TRAIN = {
     "tilenet.mapping.job:Mapper.tiles": "the round of tile 0",
     "tilenet.training.log:RunLog.validation": "the sum of a validation",
     "tilenet.training.record:RunAccount.say_swaps": "the last checkpoint",
-    "tilenet.training.record:keep_times": "the report",
+    "tilenet.training.record:write_times": "the report",
     "tilenet.library.whole_run:try_report": "the report",
 }
 PREDICT = {
@@ -44,7 +44,7 @@ PREDICT = {
     "tilenet.mapping.predict:MapWriter": "the start of the map",
     "tilenet.mapping.job:Mapper.tiles": "the round of tile 0",
     "tilenet.mapping.writer:write_cog": "the finished map",
-    "tilenet.mapping.predict:peak_bytes": "the finished map",
+    "tilenet.mapping.predict:measure_peak_bytes": "the finished map",
 }
 EVALUATE = {
     "tilenet.mapping.evaluate:open_labels": "opening the map and the labels",

@@ -23,7 +23,8 @@ from tilenet.mapping.resume import MapResume
 from tilenet.mapping.turns import turn_map
 from tilenet.mapping.writer import MapWriter, check_target, map_lock
 from tilenet.mapping.writing import WritingSink
-from tilenet.parallel.health.progress import peak_bytes, say
+from tilenet.parallel.health.peak_memory import measure_peak_bytes
+from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
@@ -83,7 +84,7 @@ def predict(wanted: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str
         stopped, values = _make(wanted, job, source, requests, lock, comm)
         wait_quietly(comm)
         # Also a barrier: no rank says that it is done before the map stands in its place.
-        peaks = comm.allgather(peak_bytes([]))
+        peaks = comm.allgather(measure_peak_bytes([]))
     plan, window, tiling = job.plan, source.window, job.plan.tiling
     return {
         "map": wanted.out,
