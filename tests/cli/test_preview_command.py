@@ -13,7 +13,7 @@ import shapely
 from affine import Affine
 
 from tilenet.__main__ import main
-from tilenet.mapping.writer import class_colours
+from tilenet.mapping.writing.class_colours import class_colours
 
 Write = Callable[..., str]
 Preview = Callable[..., np.ndarray]

@@ -17,8 +17,9 @@ from mpi4py import MPI
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.geometry.windows import Window
-from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import MapKind, MapWriter
+from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.resume import MapResume
+from tilenet.mapping.writing.writer import MapWriter
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.storage.checkpoints import FILES, save_checkpoint
 from tilenet.storage.whole_checkpoint import checked_checkpoint, newest_whole

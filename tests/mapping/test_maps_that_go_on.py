@@ -16,8 +16,10 @@ from mpi4py import MPI
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Window
-from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import MapKind, MapWriter, map_lock
+from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.resume import MapResume
+from tilenet.mapping.writing.target import lock_target
+from tilenet.mapping.writing.writer import MapWriter
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 
 ASIDE = ".map.tif.pieces.part"
@@ -147,7 +149,7 @@ def test_a_map_that_its_job_started_again_writes_is_left_to_that(
 ) -> None:
     """On other nodes, while this process has not noticed: at the end both write one file."""
     path, theirs = tmp_path / "map.tif", tmp_path / ASIDE / "map.tif"
-    with like(write_raster, (700, 1101)) as source, map_lock(str(path)) as lock:
+    with like(write_raster, (700, 1101)) as source, lock_target(str(path)) as lock:
         with MapWriter(str(path), source, CLASSES, made_of={"weights": "1"}, lock=lock) as writer:
             for half in HALVES:
                 write(writer, half, values_of(CLASSES, source.size))

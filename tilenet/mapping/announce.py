@@ -4,7 +4,7 @@ from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.windows import Window, overlap
-from tilenet.mapping.prediction import MapSource
+from tilenet.mapping.map_source import MapSource
 from tilenet.parallel.health.progress import say
 from tilenet.planning.maps import MapPlan
 

@@ -14,60 +14,17 @@ from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.windows import Part, Window
+from tilenet.mapping.map_facts import check_class_map
 from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
 from tilenet.scores import count_pairs, number_sums
-from tilenet.storage.class_names import names_in_map
 
-__all__ = [
-    "check_class_map", "class_names", "confusion_matrix", "holds_numbers", "number_errors",
-    "unit_of",
-]  # fmt: skip
+__all__ = ["confusion_matrix", "sum_errors"]
 
 BLOCK_PX = 2048
 MOST_CLASSES = 4096
 
 
-def class_names(map_path: str) -> tuple[str, ...]:
-    """Names of the map's values 0, 1, …, as far as it says them.
-
-    Raises:
-        TilenetError: The map cannot be opened.
-    """
-    with Raster(map_path) as mapped:
-        return names_in_map(map_path, mapped.dataset.tags(1))
-
-
-def check_class_map(mapped: Raster) -> None:
-    """Refuse what holds no classes.
-
-    Raises:
-        TilenetError: It has several bands, or numbers that are not whole.
-    """
-    if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
-        raise TilenetError(
-            f"a class map has one band of whole numbers ({mapped.path}: {len(mapped.bands)} of "
-            f"{mapped.dtype}); make it with tilenet predict --output classes"
-        )
-
-
-def holds_numbers(map_path: str) -> bool:
-    """Whether a map is of a regression: one band of floats.
-
-    Raises:
-        TilenetError: It cannot be opened.
-    """
-    with Raster(map_path) as mapped:
-        return len(mapped.bands) == 1 and bool(np.issubdtype(mapped.dtype, np.floating))
-
-
-def unit_of(map_path: str) -> str | None:
-    """The unit of a map's numbers; None: it does not say."""
-    with Raster(map_path) as mapped:
-        unit: str | None = mapped.dataset.units[0]
-        return unit or None
-
-
-def number_errors(
+def sum_errors(
     map_path: str,
     labels_path: str,
     watchdog: Watchdog = NEVER,

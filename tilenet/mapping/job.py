@@ -15,9 +15,9 @@ import torch
 from tilenet.geometry.bands import bands
 from tilenet.geometry.tiles import Tile, own_pieces, owned
 from tilenet.mapping.mapper import Computed, Mapper, MapSink
-from tilenet.mapping.resume import MapResume
-from tilenet.mapping.tiff_header import BLOCK_PX
 from tilenet.mapping.turns import MeanOfTurns, SumsOfTurn, Turn
+from tilenet.mapping.writing.resume import MapResume
+from tilenet.mapping.writing.tiff_header import BLOCK_PX
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import placed_network, spatial_network

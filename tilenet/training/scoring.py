@@ -23,9 +23,9 @@ from tilenet.data.survey import survey
 from tilenet.errors import AgreedError
 from tilenet.geometry.tiles import halo_rule
 from tilenet.mapping.choose import decide_map
-from tilenet.mapping.count import CountingSink, NumbersSink, ScoringSink
 from tilenet.mapping.job import MapJob, Placement
 from tilenet.mapping.mapper import Mapper
+from tilenet.mapping.scoring_sinks import CountingSink, NumbersSink, ScoringSink
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.loss import Loss
 from tilenet.model.network import Network, network_to_score

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.mapping.evaluate import check_class_map
-from tilenet.mapping.polygons.corners import with_met_corners
-from tilenet.mapping.polygons.pieces import (
+from tilenet.mapping.map_facts import check_class_map
+from tilenet.mapping.polygons.class_polygons import (
     ClassPolygons,
     band_of,
     band_pieces,
@@ -25,8 +24,9 @@ from tilenet.mapping.polygons.pieces import (
     joined,
     touching,
 )
+from tilenet.mapping.polygons.corners import with_met_corners
 from tilenet.mapping.polygons.vector_file import check_ending, write_polygons
-from tilenet.mapping.writer import check_target
+from tilenet.mapping.writing.target import check_target
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import together
 from tilenet.storage.class_names import names_in_map

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.mapping.writer import MapWriter
+from tilenet.mapping.writing.writer import MapWriter
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.stop_rounds import StopRounds
 from tilenet.parallel.ranks.comm import agreed

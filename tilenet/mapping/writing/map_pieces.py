@@ -10,9 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import astuple, dataclass, field
-from hashlib import sha256
+from dataclasses import astuple, dataclass
 from math import ceil, floor
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,10 @@ from rasterio.windows import Window as FileWindow
 from tilenet.geometry.windows import Window
 from tilenet.storage.atomic import put
 
-__all__ = ["Compressed", "Pieces", "begin_pieces", "forget", "put_file", "remove_partial"]
+__all__ = ["Pieces", "begin_pieces", "put_file"]
 
-MADE_OF, RECORD = "made_of.json", "compressed.json"
+MADE_OF = "made_of.json"
 NAME = re.compile(r"(\d+)_(\d+)_(\d+)_(\d+)\.raw")
-# What a record raises that is not as it was written.
-SPOILT = ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError
 
 
 def begin_pieces(folder: Path, made_of: dict[str, Any] | None) -> str:
@@ -189,72 +185,3 @@ class Pieces:
             to = top - wanted.row, left - wanted.col
             values[to[0] : to[0] + part.shape[0], to[1] : to[1] + part.shape[1]] = part
         return values
-
-
-@dataclass
-class Compressed:
-    """Tiles of a map that are compressed: how many of each file the disk holds.
-
-    Files of tiles are the same on any number of ranks, which fill them in rounds from the front. A
-    record among the pieces says the bytes of those tiles which the disk held when it was written:
-    a job that goes on compresses the others. It goes before any piece is written again.
-
-    Attributes:
-        folder: Where the record and the files are.
-        key: Of all that their bytes depend on, but for the pieces of the map.
-        files: By the name of a file: bytes of its first tiles.
-    """
-
-    folder: Path
-    key: str
-    files: dict[str, list[int]] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, folder: Path, made_of: object) -> "Compressed":
-        """What is there of the same; nothing where no record is, or it cannot be read.
-
-        Args:
-            made_of: Values whose `repr` says all that the bytes depend on.
-        """
-        key = sha256(repr(made_of).encode()).hexdigest()
-        said, files = _record(folder)
-        return cls(folder, key, files if said == key else {})
-
-    def put(self, name: str, sizes: list[int]) -> None:
-        """Have the record say these tiles of a file, which the disk holds.
-
-        Raises:
-            OSError: The disk does not take it.
-        """
-        self.files[name] = sizes
-        text = json.dumps({"key": self.key, "files": self.files})
-        put_file(self.folder / RECORD, text.encode())
-
-
-def forget(folder: Path) -> None:
-    """Remove the record: pieces of the map change.
-
-    Raises:
-        OSError: It cannot be removed.
-    """
-    (folder / RECORD).unlink(missing_ok=True)
-
-
-def _record(folder: Path) -> tuple[str, dict[str, list[int]]]:
-    """Key and files of the record."""
-    try:
-        record = json.loads((folder / RECORD).read_bytes())
-        files = {str(name): [*map(int, sizes)] for name, sizes in record["files"].items()}
-        return str(record["key"]), files
-    except (OSError, *SPOILT):
-        return "", {}
-
-
-def remove_partial(cog: str) -> None:
-    """Remove a file and those next to it that begin with its name, but for those of the record."""
-    path = Path(cog)
-    _, files = _record(path.parent)
-    with suppress(OSError):
-        for one in path.parent.glob(f"{path.name}*"):
-            if not files.get(one.name):
-                one.unlink()

@@ -6,16 +6,13 @@ Of a map that may be interrupted the pieces that are done stay.
 import errno
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
-from colorsys import hsv_to_rgb
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
 import numpy as np
 from affine import Affine
@@ -24,147 +21,22 @@ from rasterio.io import MemoryFile
 
 from tilenet.data.rasters.opening import quiet
 from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
-from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window, overlap
-from tilenet.mapping.cog import CogJob, cannot_write, template_like, write_cog
-from tilenet.mapping.pieces import Pieces, begin_pieces, forget, put_file, remove_partial
-from tilenet.mapping.tiff_header import BLOCK_PX, Template
+from tilenet.mapping.writing.class_colours import class_colours
+from tilenet.mapping.writing.cog import CogJob, cannot_write, template_like, write_cog
+from tilenet.mapping.writing.compressed_tiles import forget, remove_partial
+from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.map_pieces import Pieces, begin_pieces, put_file
+from tilenet.mapping.writing.target import put_map
+from tilenet.mapping.writing.tiff_header import BLOCK_PX, Template
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.storage.atomic import check_name, put
 from tilenet.storage.lock import Lock
-from tilenet.storage.map_style import put_style, style_text
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "MapKind",
-    "MapWriter",
-    "check_target",
-    "class_colours",
-    "map_lock",
-    "put_map",
-]
-
-
-def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
-    """Put a finished map in its place, next to it names of values for GDAL, a style for QGIS.
-
-    What an older map left there, names and statistics, would be taken for this one's.
-
-    Args:
-        aside: The map, on the same disk.
-        path: Its place.
-        categories: Meanings of the values 0, 1, …; empty: they have none.
-    """
-    side_file, names = f"{path}.aux.xml", f"{aside}.names"
-    try:
-        if categories:
-            named = "".join(f"<Category>{escape(name)}</Category>" for name in categories)
-            with open(names, "w", encoding="utf-8") as file:
-                file.write(
-                    '<PAMDataset><PAMRasterBand band="1"><CategoryNames>'
-                    f"{named}</CategoryNames></PAMRasterBand></PAMDataset>\n"
-                )
-        if os.path.exists(side_file):
-            os.remove(side_file)
-        put(aside, path)
-        if categories:
-            put(names, side_file)
-        colours = class_colours(len(categories))
-        put_style(path, style_text(categories, colours) if categories else None)
-    finally:
-        if os.path.exists(names):
-            os.remove(names)
-
-
-@dataclass(frozen=True)
-class MapKind:
-    """What a map holds.
-
-    Attributes:
-        bands: Number of bands.
-        dtype: Dtype of the pixels.
-        nodata: Value of pixels without data.
-        classes: Names of the classes: the bands' names, or the meanings of the values of a class
-            map of one band, which then has a colour table.
-        scale: What values count in: GDAL shows them multiplied by it.
-        unit: Unit of the numbers; None: they have none.
-        note: On how the map was made, where it is approximate.
-    """
-
-    bands: int
-    dtype: str
-    nodata: float
-    classes: tuple[str, ...]
-    scale: float = 1.0
-    unit: str | None = None
-    note: str | None = None
-
-    @property
-    def of_classes(self) -> bool:
-        """Whether values are classes."""
-        return self.bands == 1 and np.dtype(self.dtype).kind == "u" and self.scale == 1
-
-
-def check_target(
-    path: str,
-    *,
-    overwrite: bool,
-    image: str | None = None,
-    what: str = "a map",
-    ending: str = ".tif",
-) -> None:
-    """Refuse a map that exists, or a directory that cannot be written, before any work is done.
-
-    Args:
-        image: What it is made of.
-        what: It is, for errors.
-        ending: Of a name that it may have.
-
-    Raises:
-        TilenetError: With the remedy.
-    """
-    folder = os.path.dirname(os.path.abspath(path))
-    if (
-        image is not None
-        and os.path.exists(path)
-        and os.path.realpath(path) in map(os.path.realpath, _files_of(image))
-    ):
-        raise TilenetError(f"{what} may not replace its image ({path}); give it another name")
-    if os.path.isdir(path):
-        raise TilenetError(
-            f"{what} is a file ({path} is a directory); give it a name ending in {ending}"
-        )
-    if os.path.exists(path) and not overwrite:
-        raise TilenetError(
-            f"{what} is not overwritten unasked ({path} exists); add --overwrite or another name"
-        )
-    if not os.path.isdir(folder):
-        raise TilenetError(f"{what} needs an existing directory ({folder} is not); make it first")
-    check_name(what, path)
-    name = os.path.basename(path)
-    probe = os.path.join(folder, f".{name}.probe.part")
-    try:
-        with open(probe, "wb"):
-            pass
-        os.remove(probe)
-    except OSError as error:
-        raise TilenetError(
-            f"{what} needs a directory that can be written ({folder}: {error.strerror}); choose "
-            "another one"
-        ) from error
-
-
-def map_lock(path: str) -> Lock:
-    """The right to write a map, next to which other jobs would write the same files.
-
-    Raises:
-        TilenetError: Another job writes it.
-    """
-    folder, name = os.path.split(os.path.abspath(path))
-    return Lock(Path(folder, f".{name}.lock.part"), f"the map {path}")
+__all__ = ["MapWriter"]
 
 
 class MapWriter:
@@ -394,22 +266,3 @@ class MapWriter:
                 return act()
         except GDAL_ERRORS as error:
             raise cannot_write(self.path, error, keeps=self._keeps) from error
-
-
-def _files_of(image: str) -> list[str]:
-    """All that a name of an image may stand for, the file in NETCDF:"file":variable too."""
-    parts = (image, *stacked_paths(image))
-    return [piece for part in parts for piece in (part, *re.split('[":!?]+', part)) if piece]
-
-
-def class_colours(classes: int) -> list[tuple[int, int, int, int]]:
-    """Distinct colours for class maps, (red, green, blue, alpha), 0 to 255.
-
-    Hues a golden section apart are spread evenly, however many there are.
-    """
-    colours = []
-    for index in range(classes):
-        hue, value = (index * 0.618034 + 0.13) % 1, 0.9 if index % 2 == 0 else 0.65
-        red, green, blue = (round(255 * part) for part in hsv_to_rgb(hue, 0.75, value))
-        colours.append((red, green, blue, 255))
-    return colours

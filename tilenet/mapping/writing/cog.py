@@ -32,8 +32,9 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.opening import GDAL_ERRORS, quiet
 from tilenet.errors import TilenetError
-from tilenet.mapping.pieces import Compressed, Pieces
-from tilenet.mapping.tiff_header import (
+from tilenet.mapping.writing.compressed_tiles import Compressed
+from tilenet.mapping.writing.map_pieces import Pieces
+from tilenet.mapping.writing.tiff_header import (
     BLOCK_PX,
     FRAME_BYTES,
     LEADER_BYTES,
