@@ -57,7 +57,7 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         for window in TILES[:2]:
             writer.write(window, pixels_of(window))
-        writer.keep_sums("3", {"tiles": 1, "values": [0.5, 1 / 3]})
+        writer.write_sums("3", {"tiles": 1, "values": [0.5, 1 / 3]})
     return made
 
 
@@ -67,7 +67,7 @@ def go_on(rest: Path) -> None:
         Raster(str(rest / "image.tif")) as image,
         MapWriter(str(rest / "map.tif"), image, KIND, made_of=MADE_OF) as writer,
     ):
-        assert writer.why_anew.isprintable()
+        assert writer.why_restarted.isprintable()
         sums = MapResume(MPI.COMM_SELF, writer, StopRequests()).sums(3)
         assert isinstance(sums[0], int)
         for window in filter(writer.lacks, TILES):

@@ -39,14 +39,14 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tiles of each time that this rank compressed some."""
-    counts, right = list[int](), cog._compressed
+    counts, right = list[int](), cog._compress
 
     def counted(values: np.ndarray, job: CogJob) -> list[bytes]:
         found = right(values, job)
         counts.append(len(found))
         return found
 
-    monkeypatch.setattr(cog, "_compressed", counted)
+    monkeypatch.setattr(cog, "_compress", counted)
     return counts
 
 
@@ -69,7 +69,7 @@ def make(
     The next round ends amid rank 0's first tile.
     """
     values = values_of(kind, SIZE, seed)
-    right, seen = cog._Writing._write_turn, list[int]()
+    right, seen = cog._CogWriter._write_turn, list[int]()
 
     def write_turn(self: Any, file: Any, at: int, turn: Any, each: int) -> list[int]:
         if len(seen) == rounds:
@@ -81,7 +81,7 @@ def make(
         return right(self, file, at, turn, each)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cog._Writing, "_write_turn", write_turn)
+        patch.setattr(cog._CogWriter, "_write_turn", write_turn)
         with MapWriter(str(path), source, kind, made_of={"seed": seed}, comm=comm) as writer:
             for number, strip in enumerate(STRIPS):
                 if number % comm.size == comm.rank and writer.lacks(strip):

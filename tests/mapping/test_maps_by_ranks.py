@@ -194,14 +194,14 @@ def test_a_map_is_the_same_to_the_last_byte_on_any_number_of_ranks(
     kind: MapKind,
 ) -> None:
     tiles = Counter[int]()
-    right = cog._compressed
+    right = cog._compress
 
     def counted(values: np.ndarray, job: CogJob) -> list[bytes]:
         found = right(values, job)
         tiles[comm.rank] += len(found)
         return found
 
-    monkeypatch.setattr(cog, "_compressed", counted)
+    monkeypatch.setattr(cog, "_compress", counted)
     with like(write_raster, size) as source:
         path = shared_path / "map.tif"
         found = written_by(comm, path, source, kind)

@@ -45,8 +45,8 @@ def sum_errors(
     watchdog.arm("opening the map and the labels", SLOW)
     part = None if window is None else Part(window=window)
     with Raster(map_path, part=part) as mapped, Values(labels_path, mapped) as labels:
-        _say_of(labels, mapped)
-        for block in _blocks(mapped, watchdog):
+        _say_placement(labels, mapped)
+        for block in _cut_blocks(mapped, watchdog):
             pixels, truth = mapped.read(block), labels.targets(block)
             labelled = labels.counted(truth)
             counted = labelled & pixels.valid
@@ -83,7 +83,7 @@ def confusion_matrix(
         TilenetError: A file cannot be read, the files lie apart, the window is not of the map, or
             nothing is labelled where the map has data.
     """
-    pairs = _count(map_path, labels_path, ignore_index, vectors, watchdog, window)
+    pairs = _count_labels(map_path, labels_path, ignore_index, vectors, watchdog, window)
     if not pairs:
         raise TilenetError(
             f"at least one pixel must be labelled ({labels_path}: all are {ignore_index} or "
@@ -112,7 +112,7 @@ def confusion_matrix(
     return matrix
 
 
-def _count(
+def _count_labels(
     map_path: str,
     labels_path: str,
     ignore_index: int,
@@ -127,20 +127,20 @@ def _count(
         Raster(map_path, part=part) as mapped,
         open_labels(labels_path, mapped, ignore_index, vectors) as labels,
     ):
-        _say_of(labels, mapped)
+        _say_placement(labels, mapped)
         check_class_map(mapped)
         pairs: dict[tuple[int, int], int] = {}
-        for block in _blocks(mapped, watchdog):
+        for block in _cut_blocks(mapped, watchdog):
             pixels = mapped.read(block)
-            found = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
+            mapped_classes = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
             truth = labels.read(block)
             counted = truth != ignore_index
-            for pair, count in count_pairs(truth[counted], found[counted]).items():
+            for pair, count in count_pairs(truth[counted], mapped_classes[counted]).items():
                 pairs[pair] = pairs.get(pair, 0) + count
     return pairs
 
 
-def _say_of(labels: LabelSource, mapped: Raster) -> None:
+def _say_placement(labels: LabelSource, mapped: Raster) -> None:
     """Say how label rasters lie on the map, where they are not just on its pixels."""
     notes = [resampling_note([labels])]
     if isinstance(labels, Labels) and mapped.part is None:
@@ -154,7 +154,7 @@ def _say_of(labels: LabelSource, mapped: Raster) -> None:
         print(one_line(f"tilenet: {note}"), file=sys.stderr)
 
 
-def _blocks(mapped: Raster, watchdog: Watchdog) -> Iterator[Window]:
+def _cut_blocks(mapped: Raster, watchdog: Watchdog) -> Iterator[Window]:
     for row in range(0, mapped.height, BLOCK_PX):
         for col in range(0, mapped.width, BLOCK_PX):
             watchdog.arm(f"the block at row {row}, column {col}", SLOW)

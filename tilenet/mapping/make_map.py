@@ -44,10 +44,10 @@ def make_map(
         if comm.rank == 0:
             say("a map in one pass over shares of the ranks is not interrupted: it starts over")
     if prediction.out is None:
-        kept = MemorySink(mapper, comm, source.window, source.check_finite)
-        job.map(job.fix_statistics(comm), comm, kept)
-        kept.close()
-        return False, kept.values
+        sink = MemorySink(mapper, comm, source.window, source.check_finite)
+        job.map(job.fix_statistics(comm), comm, sink)
+        sink.close()
+        return False, sink.values
     with agreed(comm):
         made_of = None
         if resumes and comm.rank == 0:
@@ -57,9 +57,9 @@ def make_map(
     with MapWriter(
         prediction.out, source.image, mapper.kind, source.window, made_of, lock, comm
     ) as writer:
-        if writer.why_anew and comm.rank == 0:
-            say(f"the map starts over, since what was done of it is {writer.why_anew}")
-        stopped = _work(job, comm, writer, source, requests, resumes=resumes)
+        if writer.why_restarted and comm.rank == 0:
+            say(f"the map starts over, since what was done of it is {writer.why_restarted}")
+        stopped = _write_map(job, comm, writer, source, requests, resumes=resumes)
         if not stopped:
             # Compressing it takes as many rounds of tiles as it has, at the most.
             job.watchdog.arm("the finished map", SLOW + len(tiling.tiles) / comm.size)
@@ -67,7 +67,7 @@ def make_map(
     return stopped, None
 
 
-def _work(
+def _write_map(
     job: MapJob,
     comm: "MPI.Intracomm",
     writer: MapWriter,

@@ -19,7 +19,6 @@ class MemorySink:
     """Has rank 0 keep the map's values, which it takes up in order; the others send them.
 
     Args:
-        comm: All ranks.
         window: Pixels of the image that the map shows.
         check: Called with each piece on the rank that computed it.
 

@@ -169,7 +169,9 @@ class Validation:
                     job, sink = self._job(image, plan, plain, weights)
                     job.map((plain,), self.comm, sink, first_rank=first_rank)
                     sinks.append(sink)
-                    first_rank = (first_rank + len(job.wanted(self.comm, sink))) % self.comm.size
+                    first_rank = (
+                        first_rank + len(job.list_tiles(self.comm, sink))
+                    ) % self.comm.size
             self._wait_for_others()
         losses = list(
             chain(*self.comm.allgather([value for sink in sinks for value in sink.losses]))

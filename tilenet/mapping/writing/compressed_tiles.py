@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tilenet.mapping.writing.map_pieces import put_file
 
-__all__ = ["Compressed", "forget", "remove_partial"]
+__all__ = ["CompressedTiles", "remove_partial", "remove_record"]
 
 RECORD = "compressed.json"
 # What a record raises that is not as it was written.
@@ -16,7 +16,7 @@ SPOILT = ValueError, TypeError, LookupError, AttributeError, OverflowError, Recu
 
 
 @dataclass
-class Compressed:
+class CompressedTiles:
     """Tiles of a map that are compressed: how many of each file the disk holds.
 
     Files of tiles are the same on any number of ranks, which fill them in rounds from the front. A
@@ -34,15 +34,15 @@ class Compressed:
     files: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, folder: Path, made_of: object) -> "Compressed":
-        """What is there of the same; nothing where no record is, or it cannot be read.
+    def load(cls, folder: Path, made_of: object) -> "CompressedTiles":
+        """The record in a folder; an empty one where it is of something else, or cannot be read.
 
         Args:
             made_of: Values whose `repr` says all that the bytes depend on.
         """
         key = sha256(repr(made_of).encode()).hexdigest()
-        said, files = _record(folder)
-        return cls(folder, key, files if said == key else {})
+        written_key, files = _read_record(folder)
+        return cls(folder, key, files if written_key == key else {})
 
     def put(self, name: str, sizes: list[int]) -> None:
         """Have the record say these tiles of a file, which the disk holds.
@@ -55,7 +55,7 @@ class Compressed:
         put_file(self.folder / RECORD, text.encode())
 
 
-def forget(folder: Path) -> None:
+def remove_record(folder: Path) -> None:
     """Remove the record: pieces of the map change.
 
     Raises:
@@ -64,7 +64,7 @@ def forget(folder: Path) -> None:
     (folder / RECORD).unlink(missing_ok=True)
 
 
-def _record(folder: Path) -> tuple[str, dict[str, list[int]]]:
+def _read_record(folder: Path) -> tuple[str, dict[str, list[int]]]:
     """Key and files of the record."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
@@ -77,8 +77,8 @@ def _record(folder: Path) -> tuple[str, dict[str, list[int]]]:
 def remove_partial(cog: str) -> None:
     """Remove a file and those next to it that begin with its name, but for those of the record."""
     path = Path(cog)
-    _, files = _record(path.parent)
+    _, files = _read_record(path.parent)
     with suppress(OSError):
-        for one in path.parent.glob(f"{path.name}*"):
-            if not files.get(one.name):
-                one.unlink()
+        for file in path.parent.glob(f"{path.name}*"):
+            if not files.get(file.name):
+                file.unlink()

@@ -25,7 +25,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.writing.class_colours import class_colours
 from tilenet.mapping.writing.cog import CogJob, cannot_write, template_like, write_cog
-from tilenet.mapping.writing.compressed_tiles import forget, remove_partial
+from tilenet.mapping.writing.compressed_tiles import remove_partial, remove_record
 from tilenet.mapping.writing.map_kind import MapKind
 from tilenet.mapping.writing.map_pieces import Pieces, begin_pieces, put_file
 from tilenet.mapping.writing.target import put_map
@@ -48,14 +48,13 @@ class MapWriter:
     Args:
         path: Path of the finished map.
         like: Gives size, transform and CRS; copied, so that rotated grids survive; GCPs and RPCs.
-        kind: What the map holds.
         window: The pixels of `like` that the map shows; None: all.
         made_of: On rank 0: all that pixels depend on; None: the map cannot be interrupted.
         lock: On rank 0, held while the map is written; None: no other job may write it.
         comm: The ranks; None: this one alone.
 
     Attributes:
-        why_anew: Why pieces of an interrupted map cannot be used; "": they can, or there were none.
+        why_restarted: Why pieces of an interrupted map cannot be used; "": they can, or none were.
 
     Raises:
         AgreedError: On all ranks: the folder of pieces cannot be written, or one does not see it.
@@ -81,8 +80,8 @@ class MapWriter:
         # One name per map: what a killed run leaves, the next one overwrites.
         aside = Path(folder, f".{name}.pieces.part")
         size = self.window.height, self.window.width
-        none, self._cog = np.empty((0, 4), np.int64), str(aside / "map.tif")
-        self._pieces = Pieces(aside, kind.bands, *size, kind.dtype, kind.nodata, none)
+        self._cog, no_windows = str(aside / "map.tif"), np.empty((0, 4), np.int64)
+        self._pieces = Pieces(aside, kind.bands, *size, kind.dtype, kind.nodata, no_windows)
         self._ground, self._factor = like.ground, like.factor
         t, row, col = like.transform, self.window.row, self.window.col
         self._profile = {
@@ -101,7 +100,7 @@ class MapWriter:
             "interleave": "band",
         }
         self._written: list[Window] = []
-        self._keeps, self._lock, self.why_anew = False, lock, ""
+        self._resumable, self._lock, self.why_restarted = False, lock, ""
         self._done: set[Window] = set()
         try:
             self._open(made_of)
@@ -114,9 +113,9 @@ class MapWriter:
         with agreed(comm):
             if comm.rank == 0:
                 probe = self._guarded(lambda: self._begin(made_of))
-        begun = made_of is not None, self._lock, self.why_anew, self._done, probe
+        begun = made_of is not None, self._lock, self.why_restarted, self._done, probe
         # All ranks look after the lock, which rank 0 gives back.
-        keeps, self._lock, self.why_anew, self._done, probe = comm.bcast(begun)
+        resumable, self._lock, self.why_restarted, self._done, probe = comm.bcast(begun)
         with agreed(comm):
             if not os.path.exists(probe):
                 raise TilenetError(
@@ -125,7 +124,7 @@ class MapWriter:
                 )
         if comm.rank == 0:
             os.remove(probe)
-        self._keeps = keeps
+        self._resumable = resumable
 
     def _begin(self, made_of: dict[str, Any] | None) -> str:
         """Find out what is done, and whether there is room for the rest.
@@ -134,12 +133,12 @@ class MapWriter:
             A new file among the pieces.
         """
         folder, kind = self._pieces.folder, self.kind
-        self._keeps = made_of is not None and folder.exists()
-        self.why_anew = begin_pieces(folder, made_of)
-        self._done = set(self._pieces.found())
-        self._keeps = len(os.listdir(folder)) > 1  # sums may have taken hours before any piece
+        self._resumable = made_of is not None and folder.exists()
+        self.why_restarted = begin_pieces(folder, made_of)
+        self._done = set(self._pieces.list_whole())
+        self._resumable = len(os.listdir(folder)) > 1  # sums may have taken hours before any piece
         pixels = self.window.height * self.window.width
-        pixels -= sum(one.height * one.width for one in self._done)
+        pixels -= sum(window.height * window.width for window in self._done)
         if shutil.disk_usage(folder).free < pixels * kind.bands * np.dtype(kind.dtype).itemsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         handle, probe = tempfile.mkstemp(dir=folder)
@@ -149,24 +148,24 @@ class MapWriter:
     def lacks(self, window: Window) -> bool:
         """Whether the map shows a window of the image, of which no piece was there."""
         part = overlap(window, self.window)
-        return part is not None and self._on_map(part) not in self._done
+        return part is not None and self._place_of(part) not in self._done
 
-    def _on_map(self, part: Window) -> Window:
+    def _place_of(self, part: Window) -> Window:
         row, col = part.row - self.window.row, part.col - self.window.col
         return Window(row, col, part.height, part.width)
 
-    def sums(self, name: str) -> dict[str, Any]:
+    def read_sums(self, name: str) -> dict[str, Any]:
         """Sums that an interrupted map kept; {}: none."""
         try:
-            return dict(json.loads(self._sums(name).read_bytes()))
+            return dict(json.loads(self._sums_path(name).read_bytes()))
         except (OSError, ValueError, TypeError, RecursionError):
             return {}
 
-    def keep_sums(self, name: str, sums: dict[str, Any]) -> None:
+    def write_sums(self, name: str, sums: dict[str, Any]) -> None:
         """Have the disk hold sums; floats come back to the last bit."""
-        self._guarded(lambda: put_file(self._sums(name), json.dumps(sums).encode()))
+        self._guarded(lambda: put_file(self._sums_path(name), json.dumps(sums).encode()))
 
-    def _sums(self, name: str) -> Path:
+    def _sums_path(self, name: str) -> Path:
         return self._pieces.folder / f"sums-{name}.json"
 
     def _describe(self, dataset: Any) -> None:
@@ -198,15 +197,15 @@ class MapWriter:
             return
         top, left = part.row - window.row, part.col - window.col
         inside = values[:, top : top + part.height, left : left + part.width]
-        place = self._on_map(part)
+        place = self._place_of(part)
         self._check_lock()
-        self._guarded(lambda: self._put(place, inside))
+        self._guarded(lambda: self._put_piece(place, inside))
         self._written.append(place)
 
-    def _put(self, place: Window, values: NDArray[Any]) -> None:
-        if self._keeps and not self._written:
-            forget(self._pieces.folder)  # tiles that were made of what was there before
-        self._pieces.put(place, values, lasting=self._keeps)
+    def _put_piece(self, place: Window, values: NDArray[Any]) -> None:
+        if self._resumable and not self._written:
+            remove_record(self._pieces.folder)  # tiles that were made of what was there before
+        self._pieces.put(place, values, lasting=self._resumable)
 
     def finish(self) -> None:
         """Make a cloud-optimised file of all pieces, and put it in its place.
@@ -216,24 +215,26 @@ class MapWriter:
         """
         comm, kind, job = self.comm, self.kind, None
         # As ranks say themselves: a folder's list may be seconds old on network file systems.
-        theirs = comm.allgather([astuple(one) for one in self._written])
-        windows = {*map(astuple, self._done), *chain.from_iterable(theirs)}
+        written = comm.allgather([astuple(window) for window in self._written])
+        windows = {*map(astuple, self._done), *chain.from_iterable(written)}
         pieces = replace(self._pieces, windows=np.array(sorted(windows), np.int64).reshape(-1, 4))
         with agreed(comm):
             if comm.rank == 0:
                 self._check_lock()
-                template = self._guarded(self._template)
-                job = CogJob(self.path, pieces, self._cog, template, kind.of_classes, self._keeps)
+                template = self._guarded(self._make_template)
+                job = CogJob(
+                    self.path, pieces, self._cog, template, kind.of_classes, self._resumable
+                )
         write_cog(job, comm)
         with agreed(comm):
             if comm.rank == 0:
                 self._check_lock()
                 names = kind.classes if kind.of_classes else ()
                 self._guarded(lambda: put_map(self._cog, self.path, names))
-        self._keeps = False
+        self._resumable = False
         self._remove()
 
-    def _template(self) -> Template:
+    def _make_template(self) -> Template:
         """What the finished map begins with, but for its size."""
         small = {**self._profile, "height": BLOCK_PX, "width": BLOCK_PX + 1, "sparse_ok": True}
         with MemoryFile(ext=".tif") as file:
@@ -255,7 +256,7 @@ class MapWriter:
         """All that is aside, on rank 0; of a map that goes on later what is done stays."""
         if self.comm.rank or (self._lock is not None and self._lock.lost):
             return  # or the files are another job's now
-        if self._keeps:
+        if self._resumable:
             remove_partial(self._cog)
         else:
             shutil.rmtree(self._pieces.folder, ignore_errors=True)
@@ -265,4 +266,4 @@ class MapWriter:
             with quiet():
                 return act()
         except GDAL_ERRORS as error:
-            raise cannot_write(self.path, error, keeps=self._keeps) from error
+            raise cannot_write(self.path, error, resumable=self._resumable) from error
