@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rasterio.enums import Resampling
 from rasterio.errors import NotGeoreferencedWarning
 
-from tilenet.mapping.writer import class_colours
+from tilenet.mapping.writing.class_colours import class_colours
 
 PANEL_PX = 680
 GAP_PX = 12

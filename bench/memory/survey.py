@@ -41,15 +41,15 @@ def look(image: str, labels: str) -> dict[str, float]:
     from tilenet.data.labels.open import open_labels
     from tilenet.data.rasters.raster import Raster
     from tilenet.data.survey import survey
-    from tilenet.parallel.health.progress import peak_bytes
+    from tilenet.parallel.health.peak_memory import measure_peak_bytes
 
     with Raster(image) as raster, open_labels(labels, raster, 255) as source:
-        before, began = peak_bytes([]), time.process_time()
+        before, began = measure_peak_bytes([]), time.process_time()
         survey([raster], [source], CLASSES, ALIGNMENT_PX, MPI.COMM_SELF)
         seconds = time.process_time() - began
         mpx = raster.height * raster.width / 1e6
     return {
         "seconds": seconds,
         "mpx_per_s": mpx / seconds,
-        "more_bytes": peak_bytes([]) - before,
+        "more_bytes": measure_peak_bytes([]) - before,
     }

@@ -1,6 +1,6 @@
 """What bounds the end of a map of 100 000² on 1 000 ranks, by parts measured on this machine?
 
-Ranks that have computed a map compress its pieces into one file (`tilenet/mapping/cog.py`). On 1, 2
+Ranks that have computed a map compress its pieces into one file (`mapping/writing/cog.py`). On 1, 2
 and 4 ranks, each on one core and, as MPICH sees it, on a node of its own, with a map of classes
 (uint8, 6144²) and one of four scores (float32, 3072²; quick: 2048² both), are measured: CPU seconds
 per Mpx compressed, of the map and of overviews of pixels twice and four times as fine; bytes that
@@ -25,8 +25,8 @@ import rasterio
 
 from bench.report import Claim, Found, at_most, on_ranks
 from bench.scenes import GRID
-from tilenet.mapping.cog import BATCH_BYTES, BATCH_TILES, level_sizes
-from tilenet.mapping.tiff_header import BLOCK_PX, Level
+from tilenet.mapping.writing.cog import BATCH_BYTES, BATCH_TILES, list_level_sizes
+from tilenet.mapping.writing.tiff_header import BLOCK_PX, Level
 
 KINDS = {"classes": (1, "uint8", 6144), "scores": (4, "float32", 3072)}
 SIDE, RANKS, NODE_RANKS, PIECE_PX = 100_000, (1, 10, 100, 1000), 8, 1024
@@ -83,7 +83,7 @@ def finish(
         node_ranks: Ranks of a node.
         slower: Seconds in which a rank gets a CPU second.
     """
-    sizes = level_sizes(side, side)
+    sizes = list_level_sizes(side, side)
     aside = range(2, len(sizes) - 1, 2)
     tiles = [len(Level(*size).tiles) for size in sizes]
     costs = [parts.mpx_s[n - max(0, (n - 1) // 2 * 2)] * TILE_MPX for n in range(len(sizes))]
@@ -171,12 +171,13 @@ def finished(folder: str, kind: str, side: int) -> Any:
 
     from tilenet.data.rasters.raster import Raster
     from tilenet.geometry.windows import Window
-    from tilenet.mapping import cog
-    from tilenet.mapping.writer import MapKind, MapWriter
+    from tilenet.mapping.writing import cog
+    from tilenet.mapping.writing.map_kind import MapKind
+    from tilenet.mapping.writing.writer import MapWriter
 
     bands, dtype, _ = KINDS[kind]
     pin(MPI.COMM_WORLD.rank)
-    compressed, sums = cog._Writing._tiles, defaultdict[str, float](float)
+    compressed, sums = cog._CogWriter._make_tiles, defaultdict[str, float](float)
 
     class Counted(MPI.Intracomm):
         """Counts bytes that are received."""
@@ -186,16 +187,16 @@ def finished(folder: str, kind: str, side: int) -> Any:
             sums["received"] += len(buf)
 
     def timed(self: Any, number: int, tiles: list[int]) -> list[bytes]:
-        halved = number - max(level for level in self.shown if level <= number)
+        halved = number - max(level for level in self.sources if level <= number)
         begun, cpu_begun = time.perf_counter(), time.process_time()
         found = compressed(self, number, tiles)
-        if number not in self.made:
+        if number not in self.files:
             sums[f"cpu {halved}"] += time.process_time() - cpu_begun
             sums["wall"] += time.perf_counter() - begun
             sums[f"mpx {halved}"] += len(tiles) * TILE_MPX
         return found
 
-    cog._Writing._tiles = timed  # type: ignore[method-assign]
+    cog._CogWriter._make_tiles = timed  # type: ignore[method-assign]
     comm, pixels = Counted(MPI.COMM_WORLD), np.load(Path(folder, f"{kind}.npy"), "r")
     made, out = MapKind(bands, dtype, 255, tuple("abcd")), Path(folder, "map.tif")
     for part in (PIECE_PX, side):

@@ -44,7 +44,7 @@ def mapped(
     `gaussian` are MONAI's sliding windows over the same network on the image in memory; `untiled`
     is the network on the whole image at once. These write numpy's.
     """
-    from tilenet.parallel.health.progress import peak_bytes
+    from tilenet.parallel.health.peak_memory import measure_peak_bytes
 
     if how in OURS:
         from tilenet.mapping.predict import Prediction, predict
@@ -61,7 +61,7 @@ def mapped(
     else:
         np.save(out, whole(how, run, image, output, precision, own_px))
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak_bytes(())}
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_bytes": measure_peak_bytes(())}
 
 
 def whole(how: str, run: str, image: str, output: str, precision: str, own_px: int) -> Any:

@@ -16,7 +16,8 @@ import tilenet
 from tilenet.cli.evaluate import main
 from tilenet.errors import TilenetError
 from tilenet.mapping import evaluate
-from tilenet.mapping.evaluate import class_names, confusion_matrix
+from tilenet.mapping.evaluate import confusion_matrix
+from tilenet.mapping.map_facts import read_class_names
 from tilenet.scores import SMALL_SPAN, count_pairs, scores
 
 Capture = pytest.CaptureFixture[str]
@@ -194,21 +195,21 @@ def test_names_are_those_of_its_band_beside_the_map_or_else_in_it(
 ) -> None:
     mapped, _ = a_pair()
     path = write_raster("map.tif", mapped, nodata=200)
-    assert class_names(path) == ()
+    assert read_class_names(path) == ()
     tagged(path, ("a", "b"))
     beside = Path(f"{path}.aux.xml")
-    assert class_names(path) == ("a", "b")
+    assert read_class_names(path) == ("a", "b")
     names_beside(path, NAMES, band=2)
-    assert class_names(path) == ("a", "b")
+    assert read_class_names(path) == ("a", "b")
     names_beside(path, ("c", ""))
-    assert class_names(path) == ("c", "")
+    assert read_class_names(path) == ("c", "")
     bomb = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">' + "".join(
         f'<!ENTITY {name} "{f"&{before};" * 10}">'
         for before, name in zip("abcdefghi", "bcdefghij", strict=True)
     )
     for text in ("", "no XML", "<PAMDataset/>", bomb + "]><PAMDataset>&j;</PAMDataset>"):
         beside.write_text(text)
-        assert class_names(path) == ("a", "b")
+        assert read_class_names(path) == ("a", "b")
 
 
 def test_labels_on_another_grid_are_resampled_and_that_is_said(

@@ -13,7 +13,7 @@ import shapely
 from affine import Affine
 
 from tilenet.__main__ import main
-from tilenet.mapping.writer import class_colours
+from tilenet.mapping.writing.class_colours import class_colours
 
 Write = Callable[..., str]
 Preview = Callable[..., np.ndarray]
@@ -313,9 +313,9 @@ def test_memory_does_not_grow_with_the_image(tmp_path: Path) -> None:
     out = tmp_path / "out.png"
     code = (
         "import sys; from tilenet.__main__ import main\n"
-        "from tilenet.parallel.health.progress import peak_bytes\n"
+        "from tilenet.parallel.health.peak_memory import measure_peak_bytes\n"
         f"code = main(['preview', {str(path)!r}, {str(out)!r}, '--size', '300'])\n"
-        "print(peak_bytes([])); sys.exit(code)"
+        "print(measure_peak_bytes([])); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert picture(out).shape == (4, 300, 300)

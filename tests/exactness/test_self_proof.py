@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tilenet.errors import AgreedError
 from tilenet.geometry.tiles import halo_rule
 from tilenet.library.whole_run import train
-from tilenet.mapping import prediction
+from tilenet.mapping import map_source
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.parallel.exchange import conv, halo, norm
 from tilenet.planning import small_image
@@ -269,6 +269,6 @@ def test_a_map_says_how_far_it_is(
     predict(replace(asked, prove=False), comm)
     assert "proved" not in said_of(capfd, comm)
     if tile_px is not None:
-        monkeypatch.setattr(prediction, "halo_rule", short_halo)
+        monkeypatch.setattr(map_source, "halo_rule", short_halo)
         with pytest.raises(AgreedError, match=r"logits of a small random image.* --no-prove"):
             predict(asked, comm)

@@ -15,15 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-import tilenet.mapping.cog
-import tilenet.mapping.tiff_header
-import tilenet.mapping.writer
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
-from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import MapKind, MapWriter
+from tilenet.mapping.writing import cog, tiff_header, writer
+from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.resume import MapResume
+from tilenet.mapping.writing.writer import MapWriter
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.storage.checkpoints import FILES, save_checkpoint
 from tilenet.storage.whole_checkpoint import checked_checkpoint, newest_whole
@@ -58,10 +57,10 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compressed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A map whose tiles, 16 of its own and 5 of its overviews, are all compressed."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (tilenet.mapping.cog, tilenet.mapping.tiff_header, tilenet.mapping.writer):
+        for module in (cog, tiff_header, writer):
             patch.setattr(module, "BLOCK_PX", 16)
         with pytest.MonkeyPatch.context() as full:
-            full.setattr(tilenet.mapping.writer, "put_map", out_of_room)
+            full.setattr(writer, "put_map", out_of_room)
             folder = interrupted(tmp_path_factory.mktemp("compressed"), TILES)
         yield folder
 
@@ -81,7 +80,7 @@ def interrupted(made: Path, tiles: list[Window]) -> Path:
     ):
         for window in tiles:
             writer.write(window, pixels_of(window))
-        writer.keep_sums("3", {"tiles": 1, "values": [0.5, 1 / 3]})
+        writer.write_sums("3", {"tiles": 1, "values": [0.5, 1 / 3]})
         if tiles == TILES:
             with pytest.raises(TilenetError, match="No space left"):
                 writer.finish()
@@ -94,7 +93,7 @@ def go_on(rest: Path) -> None:
         Raster(str(rest / "image.tif")) as image,
         MapWriter(str(rest / "map.tif"), image, KIND, made_of=MADE_OF) as writer,
     ):
-        assert writer.why_anew.isprintable()
+        assert writer.why_restarted.isprintable()
         sums = MapResume(MPI.COMM_SELF, writer, StopRequests()).sums(3)
         assert isinstance(sums[0], int)
         for window in filter(writer.lacks, TILES):

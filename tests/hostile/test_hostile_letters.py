@@ -14,7 +14,7 @@ from tilenet.data.labels.open import open_labels
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.mapping.writer import check_target, put_map
+from tilenet.mapping.writing.target import check_target, put_map
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.config.read import read_run_file
 from tilenet.training.folder import RunFolder

@@ -11,12 +11,12 @@ import rasterio
 from launched import mpiexec, write_scene
 
 from tilenet.__main__ import main
-from tilenet.mapping.writer import MapWriter
+from tilenet.mapping.writing.writer import MapWriter
 
 # A rank ends itself after so many rounds.
 PROGRAM = """
 import os, signal, sys
-import tilenet.mapping.resume as resume
+import tilenet.mapping.writing.resume as resume
 from tilenet.__main__ import main
 
 rank, rounds, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -35,12 +35,12 @@ sys.exit(main(sys.argv[4:]))
 FINISH = """
 import os, signal, sys
 from tilenet.__main__ import main
-from tilenet.mapping import cog, tiff_header, writer
+from tilenet.mapping.writing import cog, tiff_header, writer
 
 rounds, log = int(sys.argv[1]), sys.argv[2]
 cog.BLOCK_PX = tiff_header.BLOCK_PX = writer.BLOCK_PX = 128
 cog.BATCH_TILES, cog.KEEP_SECONDS = 1, 0.0
-keep, compressed, seen = cog._Writing._keep, cog._compressed, []
+keep, compressed, seen = cog._CogWriter._record_sizes, cog._compress, []
 
 def kept(self, *args, **more):
     keep(self, *args, **more)
@@ -53,7 +53,7 @@ def counted(values, job):
         print("tile", file=file)
     return compressed(values, job)
 
-cog._Writing._keep, cog._compressed = kept, counted
+cog._CogWriter._record_sizes, cog._compress = kept, counted
 sys.exit(main(sys.argv[3:]))
 """
 

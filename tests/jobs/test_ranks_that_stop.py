@@ -33,18 +33,18 @@ TRAIN = {
     "tilenet.mapping.job:Mapper.tiles": "the round of tile 0",
     "tilenet.training.log:RunLog.validation": "the sum of a validation",
     "tilenet.training.record:RunAccount.say_swaps": "the last checkpoint",
-    "tilenet.training.record:keep_times": "the report",
+    "tilenet.training.record:write_times": "the report",
     "tilenet.library.whole_run:try_report": "the report",
 }
 PREDICT = {
     "tilenet.mapping.predict:find_node_place": "opening the checkpoint and the image",
-    "tilenet.mapping.prediction:load_tensors": "opening the checkpoint and the image",
+    "tilenet.mapping.map_source:load_tensors": "opening the checkpoint and the image",
     "tilenet.data.rasters.raster:Raster.collar_runs": "the collar of an image, part 1 of 1",
     "tilenet.mapping.predict:decide_map": "the start of the map",
-    "tilenet.mapping.predict:MapWriter": "the start of the map",
+    "tilenet.mapping.make_map:MapWriter": "the start of the map",
     "tilenet.mapping.job:Mapper.tiles": "the round of tile 0",
-    "tilenet.mapping.writer:write_cog": "the finished map",
-    "tilenet.mapping.predict:peak_bytes": "the finished map",
+    "tilenet.mapping.writing.writer:write_cog": "the finished map",
+    "tilenet.mapping.predict:measure_peak_bytes": "the finished map",
 }
 EVALUATE = {
     "tilenet.mapping.evaluate:open_labels": "opening the map and the labels",
@@ -57,7 +57,7 @@ OF_SEVERAL = [
     ("train", "tilenet.data.survey:check_classes", 0),
     ("train", "tilenet.library.whole_run:try_report", 0),
     ("predict", "tilenet.mapping.job:Mapper.tiles", 1),
-    ("predict", "tilenet.mapping.writer:write_cog", 0),
+    ("predict", "tilenet.mapping.writing.writer:write_cog", 0),
 ]
 
 

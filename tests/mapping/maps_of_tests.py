@@ -6,7 +6,8 @@ import numpy as np
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
-from tilenet.mapping.writer import MapKind, MapWriter
+from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.writer import MapWriter
 
 Write = Callable[..., str]
 CLASSES = MapKind(1, "uint8", 255, ("water", "forest", "town"))

@@ -11,13 +11,13 @@ import pytest
 from maps_of_tests import CLASSES, SCORES, Write, like, values_of
 from mpi4py import MPI
 
-import tilenet.mapping.cog
-import tilenet.mapping.tiff_header
-import tilenet.mapping.writer
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
-from tilenet.mapping.cog import CogJob
-from tilenet.mapping.writer import MapKind, MapWriter
+from tilenet.mapping.writing import cog, tiff_header
+from tilenet.mapping.writing import writer as map_writer
+from tilenet.mapping.writing.cog import CogJob
+from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.writer import MapWriter
 
 BLOCK_PX, SIZE = 128, (1100, 300)  # 9 × 3 tiles, four overviews; the second has its own file
 ASIDE, RECORD = ".map.tif.pieces.part", "compressed.json"
@@ -30,23 +30,23 @@ class Interruption(Exception):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tilenet.mapping.cog, tilenet.mapping.tiff_header, tilenet.mapping.writer):
+    for module in (cog, tiff_header, map_writer):
         monkeypatch.setattr(module, "BLOCK_PX", BLOCK_PX)
-    monkeypatch.setattr(tilenet.mapping.cog, "BATCH_TILES", 2)
-    monkeypatch.setattr(tilenet.mapping.cog, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(cog, "BATCH_TILES", 2)
+    monkeypatch.setattr(cog, "KEEP_SECONDS", 0.0)
 
 
 @pytest.fixture
 def tiles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tiles of each time that this rank compressed some."""
-    counts, right = list[int](), tilenet.mapping.cog._compressed
+    counts, right = list[int](), cog._compress
 
     def counted(values: np.ndarray, job: CogJob) -> list[bytes]:
         found = right(values, job)
         counts.append(len(found))
         return found
 
-    monkeypatch.setattr(tilenet.mapping.cog, "_compressed", counted)
+    monkeypatch.setattr(cog, "_compress", counted)
     return counts
 
 
@@ -69,7 +69,7 @@ def make(
     The next round ends amid rank 0's first tile.
     """
     values = values_of(kind, SIZE, seed)
-    right, seen = tilenet.mapping.cog._Writing._write_turn, list[int]()
+    right, seen = cog._CogWriter._write_turn, list[int]()
 
     def write_turn(self: Any, file: Any, at: int, turn: Any, each: int) -> list[int]:
         if len(seen) == rounds:
@@ -81,7 +81,7 @@ def make(
         return right(self, file, at, turn, each)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tilenet.mapping.cog._Writing, "_write_turn", write_turn)
+        patch.setattr(cog._CogWriter, "_write_turn", write_turn)
         with MapWriter(str(path), source, kind, made_of={"seed": seed}, comm=comm) as writer:
             for number, strip in enumerate(STRIPS):
                 if number % comm.size == comm.rank and writer.lacks(strip):
@@ -242,7 +242,7 @@ def test_the_disk_holds_tiles_before_the_record_says_so(
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "replace", name)
-    monkeypatch.setattr(tilenet.mapping.cog, "KEEP_SECONDS", seconds)
+    monkeypatch.setattr(cog, "KEEP_SECONDS", seconds)
     make(tmp_path / "map.tif", source, SCORES, MPI.COMM_SELF)
     ends = [[name, f"{RECORD}.part"] for name in ("map.tif.2.part", "map.tif")]
     if seconds:

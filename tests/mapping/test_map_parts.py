@@ -17,16 +17,16 @@ from mpi4py import MPI
 from test_predict_norms import OPTIONS, Trained, scene_of, trained
 from whole_image import Scene
 
+import tilenet.mapping.map_source
 import tilenet.mapping.predict
-import tilenet.mapping.prediction
 from tilenet.__main__ import main
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError
 from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Mapper
-from tilenet.mapping.pieces import Pieces
 from tilenet.mapping.predict import Prediction, predict
-from tilenet.mapping.resume import MapResume
+from tilenet.mapping.writing.map_pieces import Pieces
+from tilenet.mapping.writing.resume import MapResume
 from tilenet.storage.checkpoints import link
 
 SIZE = 157, 211
@@ -466,7 +466,7 @@ def test_a_run_that_saves_meanwhile_is_mapped_as_it_was_opened(
     (before, _), _ = map_of(old, comm, "map.tif")
     (after, _), _ = map_of(new, comm, "map.tif")
     assert not np.array_equal(before, after, equal_nan=True)
-    right = tilenet.mapping.prediction._opened
+    right = tilenet.mapping.map_source._open_network
 
     def opened(*arguments: Any, **more: Any) -> Any:
         if comm.rank:
@@ -478,7 +478,7 @@ def test_a_run_that_saves_meanwhile_is_mapped_as_it_was_opened(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(tilenet.mapping.prediction, "_opened", opened)
+        patch.setattr(tilenet.mapping.map_source, "_open_network", opened)
         (found, _), _ = map_of(last, comm, "map.tif")
         np.testing.assert_array_equal(found, before)
         if comm.rank == 0:

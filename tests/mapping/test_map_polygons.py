@@ -14,7 +14,7 @@ from rasterio.control import GroundControlPoint
 from rasterio.features import shapes as polygonised
 
 from tilenet.__main__ import main
-from tilenet.mapping.polygons import pieces
+from tilenet.mapping.polygons import class_polygons
 
 Capture = pytest.CaptureFixture[str]
 NODATA = 255
@@ -135,8 +135,8 @@ def test_polygons_are_those_of_gdal_on_the_whole_map(
     values = kind(np.random.default_rng(sum(size) + block_px), size).astype("uint8")
     path = write_map(shared_path / "map.tif", values, transform)
     out = shared_path / f"out.{ending}"
-    monkeypatch.setattr(pieces, "BLOCK_PX", block_px)
-    monkeypatch.setattr(pieces, "MESSAGE_POINTS", 64)
+    monkeypatch.setattr(class_polygons, "BLOCK_PX", block_px)
+    monkeypatch.setattr(class_polygons, "MESSAGE_POINTS", 64)
     polygons(path, out)
     shapes, columns = written(out, transform)
     assert as_set(shapes, columns["number"]) == by_gdal(values, values != NODATA)
@@ -162,18 +162,18 @@ def test_the_file_does_not_depend_on_ranks(
 
     values = blobs(np.random.default_rng(1), (103, 131)).astype("uint8")
     path = write_map(shared_path / "map.tif", values, SKEWED)
-    monkeypatch.setattr(pieces, "BLOCK_PX", 24)
+    monkeypatch.setattr(class_polygons, "BLOCK_PX", 24)
     for ending in ("fgb", "geojson"):
         many, one = shared_path / "many" / f"a.{ending}", shared_path / "one" / f"a.{ending}"
         for place in (many, one):
             place.parent.mkdir(exist_ok=True)
         polygons(path, many, *options)
         if comm.rank == 0:
-            monkeypatch.setattr(pieces, "BLOCK_PX", 2048)
+            monkeypatch.setattr(class_polygons, "BLOCK_PX", 2048)
             numbers = map(float, options[1::2])
             sizes = dict(zip(("simplify", "min_area"), numbers, strict=False))
             assert make_polygons(PolygonsJob(path, str(one), **sizes), MPI.COMM_SELF) > 100
-            monkeypatch.setattr(pieces, "BLOCK_PX", 24)
+            monkeypatch.setattr(class_polygons, "BLOCK_PX", 24)
             assert many.read_bytes() == one.read_bytes()
 
 
@@ -188,7 +188,7 @@ def test_simplified_polygons_have_no_gaps_and_no_overlaps(
     values = kind(np.random.default_rng(4), (71, 58))
     values = np.where(values == NODATA, 0, values).astype("uint8")
     path = write_map(shared_path / "map.tif", values, TURNED)
-    monkeypatch.setattr(pieces, "BLOCK_PX", 16)
+    monkeypatch.setattr(class_polygons, "BLOCK_PX", 16)
     exact, out = shared_path / "exact.fgb", shared_path / "out.fgb"
     polygons(path, exact)
     polygons(path, out, "--simplify", "0.8")
@@ -212,7 +212,7 @@ def test_classes_and_small_areas_are_chosen(
 ) -> None:
     values = blobs(np.random.default_rng(2), (45, 77)).astype("int16")
     path = write_map(shared_path / "map.tif", values, SKEWED)
-    monkeypatch.setattr(pieces, "BLOCK_PX", 11)
+    monkeypatch.setattr(class_polygons, "BLOCK_PX", 11)
     out = shared_path / "out.gpkg"
     polygons(path, out, "--classes", "road", "0")
     shapes, columns = written(out, SKEWED)

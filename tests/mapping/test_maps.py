@@ -30,7 +30,10 @@ from rio_cogeo.cogeo import cog_validate
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
-from tilenet.mapping.writer import MapKind, MapWriter, check_target, class_colours
+from tilenet.mapping.writing.class_colours import class_colours
+from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.target import check_target
+from tilenet.mapping.writing.writer import MapWriter
 
 AWKWARD = [(1, 1), (7, 513), (511, 3), (700, 1101), (1025, 640)]
 

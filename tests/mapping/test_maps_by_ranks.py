@@ -13,14 +13,14 @@ from maps_of_tests import CLASSES, MANY_CLASSES, SCALED, SCORES, Write, like, va
 from mpi4py import MPI
 from rio_cogeo import cog_validate
 
-import tilenet.mapping.cog
-import tilenet.mapping.tiff_header
-import tilenet.mapping.writer
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError
 from tilenet.geometry.windows import Window
-from tilenet.mapping.cog import CogJob
-from tilenet.mapping.writer import MapKind, MapWriter
+from tilenet.mapping.writing import cog, tiff_header
+from tilenet.mapping.writing import writer as map_writer
+from tilenet.mapping.writing.cog import CogJob
+from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.writer import MapWriter
 
 BLOCK_PX = 128  # GDAL takes no smaller one
 SIZES = [(7, 3), (129, 261), (700, 1101), (4112, 130)]  # 0, 2, 4 and 5 overviews
@@ -28,9 +28,9 @@ SIZES = [(7, 3), (129, 261), (700, 1101), (4112, 130)]  # 0, 2, 4 and 5 overview
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tilenet.mapping.cog, tilenet.mapping.tiff_header, tilenet.mapping.writer):
+    for module in (cog, tiff_header, map_writer):
         monkeypatch.setattr(module, "BLOCK_PX", BLOCK_PX)
-    monkeypatch.setattr(tilenet.mapping.cog, "BATCH_TILES", 5)
+    monkeypatch.setattr(cog, "BATCH_TILES", 5)
 
 
 def smooth(kind: MapKind, size: tuple[int, int]) -> np.ndarray:
@@ -74,7 +74,7 @@ def test_a_map_is_what_gdals_own_driver_makes_of_it(
     kind: MapKind,
     big: bool,
 ) -> None:
-    monkeypatch.setattr(tilenet.mapping.cog, "CLASSIC_BYTES", 0 if big else 1 << 30)
+    monkeypatch.setattr(cog, "CLASSIC_BYTES", 0 if big else 1 << 30)
     path, own, raw = (str(tmp_path / f"{name}.tif") for name in ("map", "own", "raw"))
     values = smooth(kind, size)
     with like(write_raster, size) as source, MapWriter(path, source, kind) as writer:
@@ -194,14 +194,14 @@ def test_a_map_is_the_same_to_the_last_byte_on_any_number_of_ranks(
     kind: MapKind,
 ) -> None:
     tiles = Counter[int]()
-    right = tilenet.mapping.cog._compressed
+    right = cog._compress
 
     def counted(values: np.ndarray, job: CogJob) -> list[bytes]:
         found = right(values, job)
         tiles[comm.rank] += len(found)
         return found
 
-    monkeypatch.setattr(tilenet.mapping.cog, "_compressed", counted)
+    monkeypatch.setattr(cog, "_compress", counted)
     with like(write_raster, size) as source:
         path = shared_path / "map.tif"
         found = written_by(comm, path, source, kind)
@@ -247,7 +247,7 @@ def test_ranks_of_other_nodes_hand_over_what_they_compressed(
             raise OSError(28, "No space left on device")
         return right(file, data, at)
 
-    monkeypatch.setattr(tilenet.mapping.cog, "_is_near", lambda ranks: comm.rank < near)
+    monkeypatch.setattr(cog, "_is_near", lambda ranks: comm.rank < near)
     if comm.rank >= near or (is_full and comm.rank == 0):
         monkeypatch.setattr(os, "pwrite", full)
     with like(write_raster, SIZES[3]) as source:

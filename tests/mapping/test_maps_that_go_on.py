@@ -16,8 +16,10 @@ from mpi4py import MPI
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Window
-from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import MapKind, MapWriter, map_lock
+from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.resume import MapResume
+from tilenet.mapping.writing.target import lock_target
+from tilenet.mapping.writing.writer import MapWriter
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 
 ASIDE = ".map.tif.pieces.part"
@@ -47,9 +49,9 @@ def test_a_map_goes_on_where_it_was_interrupted(
                 assert [writer.lacks(one) for one in HALVES] == [number == 0, True]
                 write(writer, half, values)
                 if number == 0:
-                    writer.keep_sums("7", sums)
+                    writer.write_sums("7", sums)
                     raise error
-                assert (writer.sums("7"), writer.sums("8")) == (sums, {})
+                assert (writer.read_sums("7"), writer.read_sums("8")) == (sums, {})
                 writer.finish()
             assert sorted(os.listdir(path.parent)) == (written(kind) if number else [ASIDE])
     with rasterio.open(path) as file:
@@ -92,7 +94,7 @@ def test_a_map_that_does_not_say_of_what_it_is_made_is_begun_anew(
         for spoilt in (True, False):
             with going_on(path, source) as writer:
                 said = "" if spoilt else "not said any more: its made_of.json cannot be read"
-                assert writer.why_anew == said
+                assert writer.why_restarted == said
                 assert all(map(writer.lacks, HALVES))
                 write(writer, HALVES[0], values_of(CLASSES, source.size))
             (tmp_path / ASIDE / "made_of.json").write_bytes(text)
@@ -117,10 +119,10 @@ def test_a_map_made_of_something_else_is_begun_anew(tmp_path: Path, write_raster
         with going_on(path, source, halo=(1, 2)) as writer:
             write(writer, half, values)
         with going_on(path, source, halo=(1, 2)) as writer:
-            assert (writer.lacks(half), writer.why_anew) == (False, "")
+            assert (writer.lacks(half), writer.why_restarted) == (False, "")
         for made_of, why in ({"halo": (1, 3)}, "halo"), ({}, "halo"), ({"tile": 3}, "tile"):
             with going_on(path, source, **made_of) as writer:
-                assert writer.why_anew == f"of something else: {why}"
+                assert writer.why_restarted == f"of something else: {why}"
                 assert writer.lacks(half)
                 write(writer, half, values)
             # ({} was begun by halo (1, 3), tile by {})
@@ -130,7 +132,7 @@ def test_a_map_made_of_something_else_is_begun_anew(tmp_path: Path, write_raster
             assert os.listdir(tmp_path / ASIDE) == []
             assert writer.lacks(half)
         with going_on(path, source, tile=3) as writer:
-            assert (writer.lacks(half), writer.why_anew) == (True, "")
+            assert (writer.lacks(half), writer.why_restarted) == (True, "")
 
 
 def test_nodata_that_is_nan_is_the_same_nodata(tmp_path: Path, write_raster: Write) -> None:
@@ -138,7 +140,7 @@ def test_nodata_that_is_nan_is_the_same_nodata(tmp_path: Path, write_raster: Wri
     with like(write_raster, (70, 90)) as source:
         for lacks in (True, False):
             with going_on(path, source, nodata=float("nan")) as writer:
-                assert (writer.lacks(source.whole), writer.why_anew) == (lacks, "")
+                assert (writer.lacks(source.whole), writer.why_restarted) == (lacks, "")
                 writer.write(source.whole, values_of(CLASSES, source.size))
 
 
@@ -147,7 +149,7 @@ def test_a_map_that_its_job_started_again_writes_is_left_to_that(
 ) -> None:
     """On other nodes, while this process has not noticed: at the end both write one file."""
     path, theirs = tmp_path / "map.tif", tmp_path / ASIDE / "map.tif"
-    with like(write_raster, (700, 1101)) as source, map_lock(str(path)) as lock:
+    with like(write_raster, (700, 1101)) as source, lock_target(str(path)) as lock:
         with MapWriter(str(path), source, CLASSES, made_of={"weights": "1"}, lock=lock) as writer:
             for half in HALVES:
                 write(writer, half, values_of(CLASSES, source.size))
@@ -200,14 +202,14 @@ def test_sums_outlive_a_disk_that_is_too_small_for_the_map(
     with like(write_raster, (700, 1101)) as source:
         path = small_disk(8000) / "map.tif"
         with going_on(path, source, SCORES) as writer:
-            writer.keep_sums("7", {"tiles": 3, "values": [1.5]})
+            writer.write_sums("7", {"tiles": 3, "values": [1.5]})
         other = path.parent / "other"
         other.write_bytes(bytes(4 << 20))
         with pytest.raises(TilenetError, match="room there and go on with --resume, or"):
             going_on(path, source, SCORES)
         other.unlink()
         with going_on(path, source, SCORES) as writer:
-            assert writer.sums("7") == {"tiles": 3, "values": [1.5]}
+            assert writer.read_sums("7") == {"tiles": 3, "values": [1.5]}
 
 
 def test_what_is_done_outlives_a_disk_that_does_not_answer(

@@ -23,7 +23,7 @@ from tilenet.geometry.tiles import Cut, HaloRule, cut, turned_tiling
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.predict import Prediction, predict
-from tilenet.mapping.resume import MapResume
+from tilenet.mapping.writing.resume import MapResume
 
 SIZE = 93, 118  # rows and columns that no stride divides
 

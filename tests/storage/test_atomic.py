@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import rasterio
 
-from tilenet.mapping.writer import put_map
+from tilenet.mapping.writing.target import put_map
 from tilenet.storage import atomic as aside
 
 

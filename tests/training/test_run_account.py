@@ -19,8 +19,8 @@ from test_same_as_whole_image import run_file, scenes_of
 from tilenet.errors import AgreedError
 from tilenet.library.whole_run import train
 from tilenet.parallel.exchange.halo import HaloChannel
-from tilenet.parallel.health import progress as peak_memory
-from tilenet.parallel.health.progress import EXCHANGING, ExchangeClock
+from tilenet.parallel.health import peak_memory
+from tilenet.parallel.health.exchange_clock import EXCHANGING, ExchangeClock
 from tilenet.report import page as write
 from tilenet.training import record
 from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, TileKeys
@@ -89,7 +89,7 @@ def test_the_peak_never_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     peaks = []
     for kilobytes in (432856, 432852, 432860):
         status.write_text(f"Name:\tx\nVmHWM:\t {kilobytes} kB\n")
-        peaks.append(peak_memory.peak_bytes([torch.device("cpu")]) // 1024)
+        peaks.append(peak_memory.measure_peak_bytes([torch.device("cpu")]) // 1024)
     assert peaks == [432856, 432856, 432860]
 
 

@@ -30,8 +30,8 @@ from whole_image import IGNORE, Scene
 
 import tilenet.library.whole_run
 import tilenet.mapping.choose
-import tilenet.mapping.count
 import tilenet.mapping.job
+import tilenet.mapping.scoring_sinks
 from tilenet.data.labels.raster import Labels
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
@@ -167,13 +167,13 @@ def test_any_number_of_ranks_gives_the_same_bits(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_tiles(monkeypatch, 1)
-    right = tilenet.mapping.count.cross_entropy
+    right = tilenet.mapping.scoring_sinks.cross_entropy
 
     def apart(logits: Any, target: Any, *rest: Any) -> Any:
         """Losses of tiles that are orders apart, so that the order of their sum would show."""
         return right(logits, target, *rest) * 10.0 ** (int(target.sum()) % 13)
 
-    monkeypatch.setattr(tilenet.mapping.count, "cross_entropy", apart)
+    monkeypatch.setattr(tilenet.mapping.scoring_sinks, "cross_entropy", apart)
     run, _ = a_run(comm, shared_path, steps=1, optimizer=OptimizerKeys("sgd", 0.0))
     alone = replace(run, output=str(shared_path / f"alone{comm.rank}"))
     assert train(alone, comm=MPI.COMM_SELF) == 0

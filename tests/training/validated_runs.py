@@ -17,7 +17,7 @@ from whole_image import IGNORE, Scene, random_scene
 
 import tilenet.library.whole_run
 import tilenet.mapping.choose
-import tilenet.mapping.count
+import tilenet.mapping.scoring_sinks
 from tilenet.mapping.evaluate import confusion_matrix
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.scores import scores

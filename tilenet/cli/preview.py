@@ -24,7 +24,7 @@ from tilenet.data.rasters.stack import BandNames, stacked_paths
 from tilenet.data.thumbnail import LabelFile, thumbnail
 from tilenet.errors import TilenetError, UsageError, one_line, printable
 from tilenet.geometry.windows import checked_window
-from tilenet.mapping.writer import class_colours
+from tilenet.mapping.writing.class_colours import class_colours
 from tilenet.report.pictures import overlaid, rgba, stretched, write_picture
 
 __all__ = ["main"]

@@ -18,8 +18,8 @@ from tilenet.export.tile import decide_tile
 from tilenet.geometry.by_place import by_corners
 from tilenet.geometry.coordinates import Coordinates
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
-from tilenet.mapping.prediction import saved_network
-from tilenet.mapping.writer import check_target
+from tilenet.mapping.map_source import load_network
+from tilenet.mapping.writing.target import check_target
 from tilenet.model.choices import parameter_dtype
 from tilenet.storage.atomic import put, write_aside
 from tilenet.storage.checkpoints import WEIGHTS
@@ -67,7 +67,7 @@ def export_network(job: Export) -> list[str]:
     _check(job, out)
     folder = checked_checkpoint(Path(job.network)).resolve()
     # Programs that run .onnx files, on CPUs above all, know convolutions of float32.
-    record, network = saved_network(folder, "float32" if onnx else None, job.module)
+    record, network = load_network(folder, "float32" if onnx else None, job.module)
     dtype = parameter_dtype("float32" if onnx else record.precision)
     if job.output == "probabilities" and record.task == "regression":
         raise TilenetError(f"a regression has no probabilities ({folder}); leave --output out")

@@ -9,13 +9,8 @@ from typing import Any
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError, printable
 from tilenet.library.names import check_names
-from tilenet.mapping.evaluate import (
-    class_names,
-    confusion_matrix,
-    holds_numbers,
-    number_errors,
-    unit_of,
-)
+from tilenet.mapping.evaluate import confusion_matrix, sum_errors
+from tilenet.mapping.map_facts import holds_numbers, read_class_names, read_unit
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
 from tilenet.scores import number_scores, scores
 
@@ -161,10 +156,10 @@ def evaluate(
                 f"labels of a map of numbers are numbers, which have no classes ({path}: one band "
                 "of floats); leave ignore_index and what polygons mean out"
             )
-        errors = number_scores(*number_errors(path, truth, watchdog, window))
-        return NumberScores(**errors, unit=unit_of(path))
+        errors = number_scores(*sum_errors(path, truth, watchdog, window))
+        return NumberScores(**errors, unit=read_unit(path))
     class_scores = scores(confusion_matrix(path, truth, ignore_index, keys, watchdog, window))
-    return Scores(**class_scores, classes=class_names(path))
+    return Scores(**class_scores, classes=read_class_names(path))
 
 
 def _name(index: int, names: Sequence[str]) -> str:

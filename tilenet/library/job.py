@@ -17,7 +17,7 @@ from tilenet.library.network import first_bands
 from tilenet.library.own_data import OwnData, open_data
 from tilenet.library.own_step import OwnStep, StepMeans
 from tilenet.library.predict import predict_given
-from tilenet.mapping.prediction import GivenNetwork
+from tilenet.mapping.prediction import UnsavedNetwork
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
@@ -166,7 +166,7 @@ class Job:
         """
         local, record = self._network_for("predict"), self._record_for("predict")
         self._meeting.at("predict")
-        network = GivenNetwork("the job's network", record, local.copy_for_maps())
+        network = UnsavedNetwork("the job's network", record, local.copy_for_maps())
         return predict_given(network, image, out, options)
 
     def save(

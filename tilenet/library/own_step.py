@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.geometry.tiles import Tile, owned
+from tilenet.geometry.tiles import Tile
 from tilenet.geometry.windows import Window
 from tilenet.library.local_network import LocalNetwork
 from tilenet.library.own_data import OwnData
@@ -163,8 +163,7 @@ class OwnStep:
         pipe, offset_px = own.network.pipe, own.plan.rule.offset_px
 
         def of_window(part: ReadTile, logits: Tensor, window: Window) -> Tensor:
-            labels = owned(part.labels, Tile(part.work.tile.own, window))
-            result = sums(logits, _wide(labels))
+            result = sums(logits, _wide(part.labels_of(window)))
             loss, weight = result if isinstance(result, tuple) else (result, None)
             if torch.is_grad_enabled():  # a sweep measures without, and once more with gradients
                 check_summed(loss)

@@ -23,7 +23,7 @@ from tilenet.errors import TilenetError
 from tilenet.library.names import check_names
 from tilenet.library.run import Run
 from tilenet.mapping.predict import predict as predict_file
-from tilenet.mapping.prediction import GivenNetwork, Prediction
+from tilenet.mapping.prediction import Prediction, UnsavedNetwork
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.network import load_weights, network_to_fill
 from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
@@ -125,7 +125,7 @@ def predict(
     check_alike(comm, type(net).__name__, repr(own))
     if isinstance(net, nn.Module | Adopted):
 
-        def source(path: str) -> str | GivenNetwork:
+        def source(path: str) -> str | UnsavedNetwork:
             return given_network(
                 net, path, classes, (mean, std), options.get("bands"), window_px, comm
             )
@@ -134,19 +134,19 @@ def predict(
         with agreed(comm):
             _refuse_for_checkpoints(own)
 
-        def source(path: str) -> str | GivenNetwork:
+        def source(path: str) -> str | UnsavedNetwork:
             return os.fspath(net)
 
     return _predicted(source, image, out, options, comm)
 
 
-def predict_given(net: GivenNetwork, image: Any, out: Any, options: dict[str, Any]) -> Any:
+def predict_given(net: UnsavedNetwork, image: Any, out: Any, options: dict[str, Any]) -> Any:
     """`predict` with a network that has its classes and statistics. Collective."""
     return _predicted(lambda _: net, image, out, options, world())
 
 
 def _predicted(
-    source: Callable[[str], str | GivenNetwork],
+    source: Callable[[str], str | UnsavedNetwork],
     image: Any,
     out: Any,
     options: dict[str, Any],
@@ -209,7 +209,7 @@ def given_network(
     bands: tuple[int | str, ...] | None,
     window_px: int | None,
     comm: "MPI.Intracomm",
-) -> GivenNetwork:
+) -> UnsavedNetwork:
     """Rank 0's network with its classes and statistics, for an image. Collective.
 
     Args:
@@ -242,11 +242,13 @@ def given_network(
         record = module_record(adopted, path, numbers, names, statistics)
         if window_px is not None:
             module = copy.deepcopy(_module_of(net)).cpu()
-            return GivenNetwork(adopted.name, record, adopted.around(module, 0, adopted.precision))
+            return UnsavedNetwork(
+                adopted.name, record, adopted.around(module, 0, adopted.precision)
+            )
         network = network_to_fill(adopted.layers, parameter_dtype(adopted.precision))
         # Not the network for training: layers that share a weight there have a copy each in maps.
         load_weights(network, adopted.state, adopted.name, adopted.names)
-        return GivenNetwork(adopted.name, record, network)
+        return UnsavedNetwork(adopted.name, record, network)
 
 
 def _module_of(net: nn.Module | Adopted | None) -> nn.Module:

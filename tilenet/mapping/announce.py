@@ -4,7 +4,7 @@ from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.layers import Norm
 from tilenet.geometry.windows import Window, overlap
-from tilenet.mapping.prediction import MapSource
+from tilenet.mapping.map_source import MapSource
 from tilenet.parallel.health.progress import say
 from tilenet.planning.maps import MapPlan
 
@@ -55,8 +55,7 @@ def announce_map(plan: MapPlan, source: MapSource, turns: int) -> None:
             f"approximate: the halo ({rule.halo_px} px) is not the exact one "
             f"({record.context().halo_px} px), so the map depends on the tiles"
         )
-    tile_norms = [n for n in record.layers if isinstance(n, Norm) and n.scope == "tile"]
-    norms = {layer.norm for layer in tile_norms}
+    norms = {norm.norm for norm in record.layers if isinstance(norm, Norm) and norm.scope == "tile"}
     if norms - {"batch"}:
         say(
             f"approximate: {', '.join(sorted(norms))} norm uses the statistics of each tile, so "

@@ -27,7 +27,7 @@ SWEEP_TIMES = 8
 
 
 def decide_map(
-    asked: MapQuestion,
+    question: MapQuestion,
     layer: Opaque | None,
     device: torch.device,
     comm: "MPI.Intracomm",
@@ -38,7 +38,7 @@ def decide_map(
     """Decide. Collective.
 
     Args:
-        asked: What is to be mapped; ranks and their memory are filled in here.
+        question: Of the map; ranks and their memory are filled in here.
         layer: Of a network that is mapped by windows; None: it is a list of layers.
         device: The rank's first.
         comm: The ranks that map together.
@@ -52,25 +52,31 @@ def decide_map(
     budget, most_px = min(comm.allgather(_memory(device, later_bytes)))
     on_gpu = device.type == "cuda"
     with agreed(comm):
-        asked = replace(
-            asked,
+        question = replace(
+            question,
             num_ranks=comm.size,
             budget_bytes=budget,
             most_px=most_px,
             strip_overhead_px=GPU_STRIP_PX if on_gpu else 0,
             sweep_bytes=budget * (1 if on_gpu else SWEEP_TIMES) if sweeps else 0,
         )
-        plan = _of_windows(asked, layer) if layer is not None else choose_map(asked)
-        read, strip = plan.tiling.tiles[0].read, plan.tiling.rows[0].own
-        check_map_sizes(asked.layers, strip if plan.method == "sweep" else read.height, read.width)
+        plan = _plan_windows(question, layer) if layer is not None else choose_map(question)
+        read = plan.tiling.tiles[0].read
+        rows = plan.tiling.rows[0].own if plan.method == "sweep" else read.height
+        check_map_sizes(question.layers, rows, read.width)
     return plan
 
 
-def _of_windows(asked: MapQuestion, layer: Opaque) -> MapPlan:
+def _plan_windows(question: MapQuestion, layer: Opaque) -> MapPlan:
     """The tiles of windows; smaller ones where no sweep would do, since little is wanted."""
-    few, tile_px = not asked.sweep_bytes, asked.tile_px
-    budget = asked.budget_bytes
-    tiling = tiles_of_windows(layer, asked.size, asked.rule, budget, tile_px=tile_px, few=few)
+    tiling = tiles_of_windows(
+        layer,
+        question.size,
+        question.rule,
+        question.budget_bytes,
+        tile_px=question.tile_px,
+        few=not question.sweep_bytes,
+    )
     return MapPlan("windows", tiling, ratio=window_ratio(layer, tiling))
 
 
@@ -78,7 +84,7 @@ def _memory(device: torch.device, later_bytes: int) -> tuple[int, int]:
     """Bytes for feature maps, and the largest own size of a tile."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
-        # What torch keeps for later is free for us.
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return max(free + kept - later_bytes, 0) // 4, GPU_TILE_PX
+        # What torch has cached is free for us.
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return max(free + cached - later_bytes, 0) // 4, GPU_TILE_PX
     return CPU_BYTES, CPU_TILE_PX

@@ -14,60 +14,17 @@ from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.windows import Part, Window
+from tilenet.mapping.map_facts import check_class_map
 from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
 from tilenet.scores import count_pairs, number_sums
-from tilenet.storage.class_names import names_in_map
 
-__all__ = [
-    "check_class_map", "class_names", "confusion_matrix", "holds_numbers", "number_errors",
-    "unit_of",
-]  # fmt: skip
+__all__ = ["confusion_matrix", "sum_errors"]
 
 BLOCK_PX = 2048
 MOST_CLASSES = 4096
 
 
-def class_names(map_path: str) -> tuple[str, ...]:
-    """Names of the map's values 0, 1, …, as far as it says them.
-
-    Raises:
-        TilenetError: The map cannot be opened.
-    """
-    with Raster(map_path) as mapped:
-        return names_in_map(map_path, mapped.dataset.tags(1))
-
-
-def check_class_map(mapped: Raster) -> None:
-    """Refuse what holds no classes.
-
-    Raises:
-        TilenetError: It has several bands, or numbers that are not whole.
-    """
-    if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
-        raise TilenetError(
-            f"a class map has one band of whole numbers ({mapped.path}: {len(mapped.bands)} of "
-            f"{mapped.dtype}); make it with tilenet predict --output classes"
-        )
-
-
-def holds_numbers(map_path: str) -> bool:
-    """Whether a map is of a regression: one band of floats.
-
-    Raises:
-        TilenetError: It cannot be opened.
-    """
-    with Raster(map_path) as mapped:
-        return len(mapped.bands) == 1 and bool(np.issubdtype(mapped.dtype, np.floating))
-
-
-def unit_of(map_path: str) -> str | None:
-    """The unit of a map's numbers; None: it does not say."""
-    with Raster(map_path) as mapped:
-        unit: str | None = mapped.dataset.units[0]
-        return unit or None
-
-
-def number_errors(
+def sum_errors(
     map_path: str,
     labels_path: str,
     watchdog: Watchdog = NEVER,
@@ -88,8 +45,8 @@ def number_errors(
     watchdog.arm("opening the map and the labels", SLOW)
     part = None if window is None else Part(window=window)
     with Raster(map_path, part=part) as mapped, Values(labels_path, mapped) as labels:
-        _say_of(labels, mapped)
-        for block in _blocks(mapped, watchdog):
+        _say_placement(labels, mapped)
+        for block in _cut_blocks(mapped, watchdog):
             pixels, truth = mapped.read(block), labels.targets(block)
             labelled = labels.counted(truth)
             counted = labelled & pixels.valid
@@ -126,7 +83,7 @@ def confusion_matrix(
         TilenetError: A file cannot be read, the files lie apart, the window is not of the map, or
             nothing is labelled where the map has data.
     """
-    pairs = _count(map_path, labels_path, ignore_index, vectors, watchdog, window)
+    pairs = _count_labels(map_path, labels_path, ignore_index, vectors, watchdog, window)
     if not pairs:
         raise TilenetError(
             f"at least one pixel must be labelled ({labels_path}: all are {ignore_index} or "
@@ -155,7 +112,7 @@ def confusion_matrix(
     return matrix
 
 
-def _count(
+def _count_labels(
     map_path: str,
     labels_path: str,
     ignore_index: int,
@@ -170,20 +127,20 @@ def _count(
         Raster(map_path, part=part) as mapped,
         open_labels(labels_path, mapped, ignore_index, vectors) as labels,
     ):
-        _say_of(labels, mapped)
+        _say_placement(labels, mapped)
         check_class_map(mapped)
         pairs: dict[tuple[int, int], int] = {}
-        for block in _blocks(mapped, watchdog):
+        for block in _cut_blocks(mapped, watchdog):
             pixels = mapped.read(block)
-            found = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
+            mapped_classes = np.where(pixels.valid, pixels.values[0].astype(np.int64), -1)
             truth = labels.read(block)
             counted = truth != ignore_index
-            for pair, count in count_pairs(truth[counted], found[counted]).items():
+            for pair, count in count_pairs(truth[counted], mapped_classes[counted]).items():
                 pairs[pair] = pairs.get(pair, 0) + count
     return pairs
 
 
-def _say_of(labels: LabelSource, mapped: Raster) -> None:
+def _say_placement(labels: LabelSource, mapped: Raster) -> None:
     """Say how label rasters lie on the map, where they are not just on its pixels."""
     notes = [resampling_note([labels])]
     if isinstance(labels, Labels) and mapped.part is None:
@@ -197,7 +154,7 @@ def _say_of(labels: LabelSource, mapped: Raster) -> None:
         print(one_line(f"tilenet: {note}"), file=sys.stderr)
 
 
-def _blocks(mapped: Raster, watchdog: Watchdog) -> Iterator[Window]:
+def _cut_blocks(mapped: Raster, watchdog: Watchdog) -> Iterator[Window]:
     for row in range(0, mapped.height, BLOCK_PX):
         for col in range(0, mapped.width, BLOCK_PX):
             watchdog.arm(f"the block at row {row}, column {col}", SLOW)

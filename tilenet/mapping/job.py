@@ -15,9 +15,9 @@ import torch
 from tilenet.geometry.bands import bands
 from tilenet.geometry.tiles import Tile, own_pieces, owned
 from tilenet.mapping.mapper import Computed, Mapper, MapSink
-from tilenet.mapping.resume import MapResume
-from tilenet.mapping.tiff_header import BLOCK_PX
 from tilenet.mapping.turns import MeanOfTurns, SumsOfTurn, Turn
+from tilenet.mapping.writing.resume import MapResume
+from tilenet.mapping.writing.tiff_header import BLOCK_PX
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import placed_network, spatial_network
@@ -91,16 +91,16 @@ class MapJob:
             One network, or that of each turned image.
         """
         if not self.turns:
-            return (self._fixed(comm, kept),)
+            return (self._find_statistics(comm, kept),)
         layers = len(self.mapper.record.layers)
         return tuple(
-            replace(self, plan=turn.plan, mapper=turn.mapper, turns=())._fixed(
+            replace(self, plan=turn.plan, mapper=turn.mapper, turns=())._find_statistics(
                 comm, kept and SumsOfTurn(kept, number * layers)
             )
             for number, turn in enumerate(self.turns)
         )
 
-    def _fixed(self, comm: "MPI.Intracomm", kept: KeptSums | None) -> Network:
+    def _find_statistics(self, comm: "MPI.Intracomm", kept: KeptSums | None) -> Network:
         if not self.plan.passes:
             return self.network
         placement, brief = self.placement, self.what is None
@@ -146,27 +146,27 @@ class MapJob:
             StopAgreed: On all ranks, if `resume` had any of them asked to stop.
         """
         if self.plan.method == "exchange":
-            self._share_out(networks[0], comm, sink)
+            self._map_shares(networks[0], comm, sink)
         elif self.plan.method == "sweep":
-            self._strip_by_strip(networks[0], comm, sink, resume)
+            self._map_strips(networks[0], comm, sink, resume)
         else:
             if self.plan.method != "windows":
                 layers, balance = self.mapper.record.layers, self.placement.balance
-                networks = [placed_network(one, layers, balance) for one in networks]
-            pipes = [self._pipe(one) for one in networks]
-            self._tile_by_tile(pipes, comm, sink, resume, first_rank)
+                networks = [placed_network(network, layers, balance) for network in networks]
+            pipes = [self._make_pipe(network) for network in networks]
+            self._map_tiles(pipes, comm, sink, resume, first_rank)
 
-    def _pipe(self, network: Network) -> Pipe:
+    def _make_pipe(self, network: Network) -> Pipe:
         at = self.placement
         return Pipe(network, at.balance, at.devices, precision=at.precision, inline=True)
 
-    def wanted(self, comm: "MPI.Intracomm", sink: MapSink) -> list[Tile]:
+    def list_tiles(self, comm: "MPI.Intracomm", sink: MapSink) -> list[Tile]:
         """The tiles that have to be computed; not collective."""
         # The rank that computes a tile wants it, so that all ranks make the same list.
         return [tile for tile in self.plan.tiling.tiles if sink.wants(comm.rank, tile.own)]
 
     @contextmanager
-    def _computing(
+    def _start_computing(
         self, pipes: Sequence[Pipe], mine: Sequence[Tile]
     ) -> Iterator[Callable[[list[Tile]], list[Computed]]]:
         """What computes this rank's tiles, some after others; it reads ahead in a thread."""
@@ -177,7 +177,7 @@ class MapJob:
         with self.mapper.inputs([tile.read for tile in mine], self.at_once) as inputs:
             yield lambda tiles: self.mapper.tiles(pipes[0], tiles, inputs)
 
-    def _tile_by_tile(
+    def _map_tiles(
         self,
         pipes: Sequence[Pipe],
         comm: "MPI.Intracomm",
@@ -186,24 +186,24 @@ class MapJob:
         first_rank: int,
     ) -> None:
         """Compute the tiles in rounds, as many per rank as are in the pipeline at a time."""
-        tiles = self.wanted(comm, sink)
+        tiles = self.list_tiles(comm, sink)
         began, pixels = time.monotonic(), 0
         each = comm.size * self.at_once
         place = (comm.rank - first_rank) % comm.size
         # Each round holds as many per rank.
         mine = tiles[place :: comm.size]
         bar = progress_bar(comm, len(tiles), "tile", brief=self.what is None, what=self.what)
-        with bar as progress, self._computing(pipes, mine) as compute:
+        with bar as progress, self._start_computing(pipes, mine) as compute:
             for start in range(0, len(tiles), each):
                 # A rank that is ahead waits for the others to begin the round before.
                 self.watchdog.arm(f"the round of tile {start}", 1.0 if start else SLOW)
                 turn = tiles[start : start + each]
-                found = compute(turn[place :: comm.size])
+                computed_tiles = compute(turn[place :: comm.size])
                 for number, tile in enumerate(turn):
                     rank = (number + first_rank) % comm.size
                     if sink.wants(rank, tile.own):
                         # Taken off the list, so that logits go as soon as they are taken up.
-                        computed = found.pop(0) if rank == comm.rank else None
+                        computed = computed_tiles.pop(0) if rank == comm.rank else None
                         sink.take(rank, tile.own, computed)
                 pixels += sum(tile.own.height * tile.own.width for tile in turn)
                 speed = pixels / 1e6 / (time.monotonic() - began)
@@ -212,25 +212,26 @@ class MapJob:
                 if resume:
                     resume.tiles_done(last=start + each >= len(tiles))
 
-    def _strip_by_strip(
+    def _map_strips(
         self, network: Network, comm: "MPI.Intracomm", sink: MapSink, resume: MapResume | None
     ) -> None:
         """Sweep the ranks' bands side by side, and hand on a tile of each rank in turn."""
         tiling = self.plan.tiling
-        tiles, wanted = tiling.tiles, [tiling.number(t.own) for t in self.wanted(comm, sink)]
-        shares = bands(tiling, wanted, comm.size)
+        tiles = tiling.tiles
+        numbers = [tiling.number(tile.own) for tile in self.list_tiles(comm, sink)]
+        shares = bands(tiling, numbers, comm.size)
         turns = [[number for band in share for number in band.tiles] for share in shares]
         device, precision = self.placement.devices[0], self.placement.precision
         network = network.to(device).eval()
-        apart = comm.Dup()  # halos are sent while sinks send pieces
-        columns = columns_of(self.mapper.record.layers, tiling, apart)
+        halo_comm = comm.Dup()  # halos are sent while sinks send pieces
+        columns = columns_of(self.mapper.record.layers, tiling, halo_comm)
 
         def strips() -> Generator[Computed, None, None]:
             for band in shares[comm.rank]:
                 yield from self.mapper.strips(network, band, device, precision, columns, self.maps)
 
         rounds = max(len(turn) for turn in turns)
-        bar = progress_bar(comm, len(wanted), "strip", brief=self.what is None, what=self.what)
+        bar = progress_bar(comm, len(numbers), "strip", brief=self.what is None, what=self.what)
         with bar as progress, closing(strips()) as mine:
             for number in range(rounds):
                 self.watchdog.arm(f"round {number} of strips", 1.0 if number else SLOW)
@@ -245,9 +246,9 @@ class MapJob:
                 if resume:
                     resume.tiles_done(last=number + 1 == rounds)
         self.maps.maps.clear()
-        apart.Free()
+        halo_comm.Free()
 
-    def _share_out(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
+    def _map_shares(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
         """Compute all windows at once, one per rank, and hand them on in pieces."""
         tiling, mapper = self.plan.tiling, self.mapper
         spatial = spatial_network(
@@ -258,7 +259,7 @@ class MapJob:
         with agreed(comm):
             image, valid = mapper.input(mine)
         with torch.inference_mode():
-            (output,) = self._pipe(spatial)([image], [Origin((0,), tiling, (comm.rank,))])
+            (output,) = self._make_pipe(spatial)([image], [Origin((0,), tiling, (comm.rank,))])
         del image
         spatial.close()
         pieces = list(own_pieces(tiling, *PIECE_PX))

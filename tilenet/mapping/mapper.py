@@ -18,7 +18,7 @@ from tilenet.geometry.bands import Band
 from tilenet.geometry.tiles import Tile, Tiling, owned
 from tilenet.geometry.windows import Window
 from tilenet.mapping.blended import BlendedWindows
-from tilenet.mapping.writer import MapKind
+from tilenet.mapping.writing.map_kind import MapKind
 from tilenet.model.inputs import standardise
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin

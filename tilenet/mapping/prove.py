@@ -55,7 +55,7 @@ def prove_map(job: MapJob, comm: "MPI.Intracomm") -> None:
         AgreedError: Tiles do not give the network's numbers.
     """
     try:  # all ranks decide the same
-        plan = _small_plan(job, comm.size)
+        plan = _plan_small(job, comm.size)
     except TilenetError as error:
         reason = str(error)
     else:
@@ -64,7 +64,7 @@ def prove_map(job: MapJob, comm: "MPI.Intracomm") -> None:
     say_why_not(reason, comm)
 
 
-def _small_plan(job: MapJob, num_ranks: int) -> MapPlan:
+def _plan_small(job: MapJob, num_ranks: int) -> MapPlan:
     """The map's plan for the small image.
 
     Raises:
@@ -81,7 +81,7 @@ def _small_plan(job: MapJob, num_ranks: int) -> MapPlan:
     grid = tiling.grid if rule.exchanged else proof_grid(tiling.grid, ranks)
     if plan.method == "sweep" and num_ranks == tiling.grid[1] == 1:
         rule = replace(rule, halo_px=0)  # what a strip lacks is kept, and nothing read twice
-    asked = ImageQuestion(
+    size_question = ImageQuestion(
         layers,
         rule,
         grid,
@@ -89,7 +89,7 @@ def _small_plan(job: MapJob, num_ranks: int) -> MapPlan:
         tiles=-(-prod(grid) // num_ranks) * (len(plan.passes) + 1),
         run_pixels=prod(tiling.extended) / num_ranks,
     )
-    small = choose_small_image(asked)
+    small = choose_small_image(size_question)
     swept = read_ratio(small, num_ranks) if plan.method == "sweep" else None
     if not plan.passes:
         return MapPlan(plan.method, small, ratio=swept)
@@ -117,22 +117,22 @@ def _prove(job: MapJob, plan: MapPlan, comm: "MPI.Intracomm") -> str:
     image = torch.randn(shape, generator=generator, dtype=torch.float64)
     precision = proof_precision(job.placement.devices, comm)
     dtype = torch.float64 if precision == "float64" else torch.float32
-    wanted, rounding = {}, 0.0
+    reference, rounding = {}, 0.0
     reason: str = ""
     with together(comm):  # ranks that wait leave the cores to rank 0
         if comm.rank == 0:
-            wanted["logits"] = _on_whole(job.network, image)
-            if not wanted["logits"].isfinite().all():
+            reference["logits"] = _compute_whole(job.network, image)
+            if not reference["logits"].isfinite().all():
                 reason = "the network gives values without end"
             elif precision == "float32":
                 device = job.placement.devices[0]
-                apart = _on_whole(job.network, image, dtype, device) - wanted["logits"]
-                rounding = float(apart.abs().max()) / _scale(wanted["logits"])
+                apart = _compute_whole(job.network, image, dtype, device) - reference["logits"]
+                rounding = float(apart.abs().max()) / _find_scale(reference["logits"])
     reason, rounding = comm.bcast((reason, rounding))
     if reason:
         return reason
-    logits = share_tensors(wanted, comm)["logits"]
-    own = replace(
+    logits = share_tensors(reference, comm)["logits"]
+    small_job = replace(
         job,
         plan=plan,
         mapper=_RandomMapper(job.mapper, plan.tiling, image.to(dtype)),
@@ -141,16 +141,16 @@ def _prove(job: MapJob, plan: MapPlan, comm: "MPI.Intracomm") -> str:
         what=None,
         turns=(),
     )
-    sink = _Comparing(comm.rank, logits)
-    own.map(own.fix_statistics(comm), comm, sink)
-    apart = comm.allreduce(sink.apart / _scale(logits), op=MPI.MAX)
+    sink = _ComparingSink(comm.rank, logits)
+    small_job.map(small_job.fix_statistics(comm), comm, sink)
+    apart = comm.allreduce(sink.apart / _find_scale(logits), op=MPI.MAX)
     difference = Difference("logits", apart, rounding if precision == "float32" else None)
     note = untested_halo(plan.tiling)
-    say_or_refuse([difference], _how(job, comm.size), note, "--no-prove", comm)
+    say_or_refuse([difference], _describe_method(job, comm.size), note, "--no-prove", comm)
     return ""
 
 
-def _how(job: MapJob, num_ranks: int) -> str:
+def _describe_method(job: MapJob, num_ranks: int) -> str:
     """Ranks, method and partitions, for people."""
     rows, cols = job.plan.tiling.grid
     number, parts, passes = num_ranks, len(job.placement.balance), len(job.plan.passes) + 1
@@ -160,11 +160,11 @@ def _how(job: MapJob, num_ranks: int) -> str:
     return f"{ranks} rank{'s' * (num_ranks > 1)}, {method}" + f", {parts} partitions" * (parts > 1)
 
 
-def _scale(logits: Tensor) -> float:
+def _find_scale(logits: Tensor) -> float:
     return max(float(logits.abs().max()), 1e-30)
 
 
-def _on_whole(
+def _compute_whole(
     network: Network,
     image: Tensor,
     dtype: torch.dtype = torch.float64,
@@ -190,7 +190,7 @@ class _RandomMapper(Mapper):
         return self.pixels[:, :, rows, cols].clone(), np.ones((window.height, window.width), bool)
 
 
-class _Comparing:
+class _ComparingSink:
     """Keeps how far this rank's pieces are from the whole image's logits, (1, C, H, W)."""
 
     def __init__(self, rank: int, logits: Tensor) -> None:

@@ -80,13 +80,13 @@ def turns_of(turned: Turned | None) -> tuple[Symmetry, ...]:
 def turn_map(plan: MapPlan, mapper: Mapper, turned: Turned | None) -> tuple[Turn, ...]:
     """The turned images of a map that is made tile by tile."""
 
-    def transposed(tiling: Tiling) -> Tiling:
+    def transpose(tiling: Tiling) -> Tiling:
         return Tiling(tiling.width, tiling.height, tiling.cols, tiling.rows, tiling.rule)
 
-    across = tuple((layer, transposed(tiling)) for layer, tiling in plan.passes)
-    other = replace(plan, tiling=transposed(plan.tiling), passes=across)
+    across = tuple((layer, transpose(tiling)) for layer, tiling in plan.passes)
+    transposed_plan = replace(plan, tiling=transpose(plan.tiling), passes=across)
     return tuple(
-        Turn(other if symmetry.transposed else plan, TurnedMapper(mapper, symmetry))
+        Turn(transposed_plan if symmetry.transposed else plan, TurnedMapper(mapper, symmetry))
         for symmetry in turns_of(turned)
     )
 

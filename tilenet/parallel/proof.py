@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError
-from tilenet.parallel.health.progress import EXCHANGING, say
+from tilenet.parallel.health.exchange_clock import EXCHANGING
+from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.tf32 import tf32_if_asked
 
 if TYPE_CHECKING:

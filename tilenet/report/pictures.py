@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.data.rasters.raster import Pixels
-from tilenet.mapping.writer import class_colours
+from tilenet.mapping.writing.class_colours import class_colours
 from tilenet.report.charts import data_uri, figure_of, save_figure
 
 if TYPE_CHECKING:

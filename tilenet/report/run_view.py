@@ -9,7 +9,7 @@ from typing import Any
 from tilenet.data.rasters.location import is_remote
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError, UsageError
-from tilenet.parallel.health.progress import TIMINGS
+from tilenet.parallel.health.rank_times import TIMINGS
 from tilenet.storage.checkpoints import find_checkpoint, load_json
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.storage.strict_json import parsed_json

@@ -19,7 +19,8 @@ from tilenet.errors import TilenetError
 from tilenet.model.average import WeightAverage
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, load_weights
-from tilenet.parallel.health.progress import TIMINGS, say
+from tilenet.parallel.health.progress import say
+from tilenet.parallel.health.rank_times import TIMINGS
 from tilenet.parallel.health.trace import TRACE
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed

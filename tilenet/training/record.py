@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from tilenet.data.labels.source import ValidationImage
 from tilenet.data.schedule import Sample
 from tilenet.geometry.tiles import Tiling
-from tilenet.parallel.health.progress import RankTimes, keep_times, say
+from tilenet.parallel.health.progress import say
+from tilenet.parallel.health.rank_times import RankTimes, write_times
 from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.plan import planned_bytes
 from tilenet.storage.atomic import write_aside
@@ -86,7 +87,7 @@ class RunAccount:
             folder: Folder of the run.
             first: Number of steps made before this job.
         """
-        keep_times(comm, folder, self.times, first + 1, first + self.num_steps)
+        write_times(comm, folder, self.times, first + 1, first + self.num_steps)
 
 
 def _bytes_text(num_bytes: int) -> str:

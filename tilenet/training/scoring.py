@@ -23,9 +23,9 @@ from tilenet.data.survey import survey
 from tilenet.errors import AgreedError
 from tilenet.geometry.tiles import halo_rule
 from tilenet.mapping.choose import decide_map
-from tilenet.mapping.count import CountingSink, NumbersSink, ScoringSink
 from tilenet.mapping.job import MapJob, Placement
 from tilenet.mapping.mapper import Mapper
+from tilenet.mapping.scoring_sinks import CountingSink, NumbersSink, ScoringSink
 from tilenet.model.choices import parameter_dtype
 from tilenet.model.loss import Loss
 from tilenet.model.network import Network, network_to_score
@@ -169,7 +169,9 @@ class Validation:
                     job, sink = self._job(image, plan, plain, weights)
                     job.map((plain,), self.comm, sink, first_rank=first_rank)
                     sinks.append(sink)
-                    first_rank = (first_rank + len(job.wanted(self.comm, sink))) % self.comm.size
+                    first_rank = (
+                        first_rank + len(job.list_tiles(self.comm, sink))
+                    ) % self.comm.size
             self._wait_for_others()
         losses = list(
             chain(*self.comm.allgather([value for sink in sinks for value in sink.losses]))

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window
 from tilenet.model.loss import Loss, dice
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.upload import upload
-from tilenet.parallel.health.progress import EXCHANGING, peak_bytes
+from tilenet.parallel.health.exchange_clock import EXCHANGING
+from tilenet.parallel.health.peak_memory import measure_peak_bytes
 from tilenet.parallel.sums.all_reduce import sum_with_gradient
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.running_statistics import RunningStatistics
@@ -189,7 +189,7 @@ class Step:
                 )
             loss /= weight
             self.update.apply(self.gradients, weight, step)
-        self._peak_bytes = max(self._peak_bytes, peak_bytes(self.pipe.devices))
+        self._peak_bytes = max(self._peak_bytes, measure_peak_bytes(self.pipe.devices))
         return StepResult(
             loss=loss,
             weight=weight,
@@ -256,8 +256,7 @@ class Step:
 
     def _of_window(self, part: ReadTile, logits: Tensor, window: Window) -> Tensor:
         """The sums that the logits of a window, which the tile owns, add to the step."""
-        labels = owned(part.labels, Tile(part.work.tile.own, window))
-        return self.loss.sums(logits.to(self.dtype), labels)
+        return self.loss.sums(logits.to(self.dtype), part.labels_of(window))
 
     def _dice(self, sums: Tensor, weight: float) -> Tensor:
         """This rank's share of the mean Dice loss of the step's images, times the step's weight.

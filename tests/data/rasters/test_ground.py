@@ -21,7 +21,8 @@ from tilenet.data.labels.open import open_labels
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Part, Window
-from tilenet.mapping.writer import MapKind, MapWriter
+from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.writer import MapWriter
 
 Write = Callable[..., str]
 Nowhere = Callable[..., str]

@@ -14,7 +14,7 @@ from tilenet.data.rasters.opening import dtypes_of
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
-from tilenet.mapping.writer import check_target
+from tilenet.mapping.writing.target import check_target
 
 Write = Callable[..., str]
 

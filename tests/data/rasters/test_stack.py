@@ -13,7 +13,7 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
-from tilenet.mapping.writer import check_target
+from tilenet.mapping.writing.target import check_target
 
 Write = Callable[..., str]
 HEIGHT, WIDTH = 29, 43

@@ -11,7 +11,7 @@ from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
 from tilenet.library.whole_run import train
-from tilenet.parallel.health.progress import RankTimes
+from tilenet.parallel.health.rank_times import RankTimes
 from tilenet.parallel.swap.statistics import SwapCounts, SwapStatistics
 from tilenet.training.config.keys import SwappingKeys, TileKeys
 from tilenet.training.config.run_file import RunFile

@@ -6,10 +6,10 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-__all__ = ["corners_only", "polygons_of", "with_met_corners"]
+__all__ = ["add_met_corners", "build_polygons", "drop_straight_points"]
 
 
-def polygons_of(
+def build_polygons(
     points: NDArray[np.float64], rings: NDArray[np.int64], shapes: NDArray[np.int64]
 ) -> NDArray[Any]:
     """Polygons of their points.
@@ -22,19 +22,19 @@ def polygons_of(
     return np.asarray(shapely.polygons(shapely.linearrings(points, indices=rings), indices=shapes))
 
 
-def corners_only(shapes: NDArray[Any]) -> NDArray[Any]:
+def drop_straight_points(shapes: NDArray[Any]) -> NDArray[Any]:
     """The same polygons without points in the middle of an edge."""
-    starts, ends, rings, owners = _edges(shapes)
+    starts, ends, rings, owners = _list_edges(shapes)
     along = (starts == ends).argmax(axis=1)
     first = np.diff(rings, prepend=-1) > 0
     last = np.flatnonzero(np.append(first[1:], True))
     before = np.roll(along, 1)
     before[first] = along[last]
     corner = along != before
-    return polygons_of(starts[corner], rings[corner], owners)
+    return build_polygons(starts[corner], rings[corner], owners)
 
 
-def with_met_corners(shapes: NDArray[Any]) -> NDArray[Any]:
+def add_met_corners(shapes: NDArray[Any]) -> NDArray[Any]:
     """The same polygons with a point wherever an edge passes a corner of another one.
 
     `shapely.coverage_simplify` takes edges for shared that have the same points.
@@ -42,7 +42,7 @@ def with_met_corners(shapes: NDArray[Any]) -> NDArray[Any]:
     Args:
         shapes: Polygons that do not overlap, with points at corners alone.
     """
-    starts, ends, rings, owners = _edges(shapes)
+    starts, ends, rings, owners = _list_edges(shapes)
     low, high = np.minimum(starts, ends), np.maximum(starts, ends)
     line = int(high.max()) + 1  # places of a line, where lines stand one after another
     passed = np.zeros(len(starts), np.int64)
@@ -65,10 +65,10 @@ def with_met_corners(shapes: NDArray[Any]) -> NDArray[Any]:
     number = offsets[edge] + np.where(back, passed[edge] - step, step - 1)
     corners = np.concatenate(sorted_corners)
     points = np.where((step == 0)[:, None], starts[edge], corners[np.where(step, number, 0)])
-    return polygons_of(points, rings[edge], owners)
+    return build_polygons(points, rings[edge], owners)
 
 
-def _edges(
+def _list_edges(
     shapes: NDArray[Any],
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
     """Starts and ends (N, 2) of edges, in order, the ring of each, and the polygon of each ring."""

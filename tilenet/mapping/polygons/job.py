@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.mapping.evaluate import check_class_map
-from tilenet.mapping.polygons.corners import with_met_corners
-from tilenet.mapping.polygons.pieces import (
+from tilenet.mapping.map_facts import check_class_map
+from tilenet.mapping.polygons.class_polygons import (
     ClassPolygons,
     band_of,
-    band_pieces,
-    gathered,
-    joined,
-    touching,
+    find_cut,
+    gather,
+    join,
+    make_band_polygons,
 )
+from tilenet.mapping.polygons.corners import add_met_corners
 from tilenet.mapping.polygons.vector_file import check_ending, write_polygons
-from tilenet.mapping.writer import check_target
+from tilenet.mapping.writing.target import check_target
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import together
 from tilenet.storage.class_names import names_in_map
@@ -42,8 +42,7 @@ class PolygonsJob:
     """Which polygons of a map are written, and where.
 
     Attributes:
-        map: The class map.
-        out: File to write.
+        out: Path of the file of polygons.
         classes: Names or numbers; None: all.
         min_area: Least area of a polygon, in units of the CRS squared; a smaller one is left
             out, and stays a hole in what is around it.
@@ -83,32 +82,36 @@ def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
     with mapped:
         with agreed(comm):
             names = names_in_map(job.map, mapped.dataset.tags(1))
-            numbers = _checked(job, mapped, names)
+            numbers = _choose_classes(job, mapped, names)
         band = band_of(mapped.size, comm.rank, comm.size)
-        with together(comm) as turns:
-            mine = band_pieces(mapped, band, numbers, turns.part_done)
-        candidates = touching(mine.shapes, band, mapped.size) | _large(mine, mapped, job.min_area)
-        polygons, count = gathered(mine.of(candidates), comm), 0
+        with together(comm) as phase:
+            mine = make_band_polygons(mapped, band, numbers, phase.part_done)
+        candidates = find_cut(mine.shapes, band, mapped.size) | _find_large(
+            mine, mapped, job.min_area
+        )
+        polygons, count = gather(mine.take(candidates), comm), 0
         del mine
         with together(comm):  # ranks that wait leave the cores to rank 0
             if comm.rank == 0:
-                polygons = _joined(polygons, mapped, comm.size)
-                polygons = polygons.of(_large(polygons, mapped, job.min_area))
+                polygons = _join_bands(polygons, mapped, comm.size)
+                polygons = polygons.take(_find_large(polygons, mapped, job.min_area))
                 count = len(polygons.shapes)
                 columns = {
                     "class": np.array(
-                        [_name(number, names) for number in polygons.classes], object
+                        [_name_of(number, names) for number in polygons.classes], object
                     ),
                     "number": polygons.classes,
-                    "area": _areas(polygons, mapped),
+                    "area": _measure_areas(polygons, mapped),
                 }
-                shapes = _placed(polygons.shapes, mapped, job.simplify)
+                shapes = _place(polygons.shapes, mapped, job.simplify)
                 del polygons  # of 100 000² pixels polygons fill memory too
                 write_polygons(job.out, shapes, columns, mapped.crs and mapped.crs.to_wkt())
     return count
 
 
-def _checked(job: PolygonsJob, mapped: Raster, names: tuple[str, ...]) -> NDArray[np.int32] | None:
+def _choose_classes(
+    job: PolygonsJob, mapped: Raster, names: tuple[str, ...]
+) -> NDArray[np.int32] | None:
     """Numbers of the classes that the job names; None: all.
 
     Raises:
@@ -148,29 +151,29 @@ def _checked(job: PolygonsJob, mapped: Raster, names: tuple[str, ...]) -> NDArra
     return np.array(chosen, np.int32)
 
 
-def _name(number: int, names: tuple[str, ...]) -> str:
+def _name_of(number: int, names: tuple[str, ...]) -> str:
     return (names[number] if 0 <= number < len(names) else "") or str(number)
 
 
-def _areas(polygons: ClassPolygons, mapped: Raster) -> NDArray[np.float64]:
+def _measure_areas(polygons: ClassPolygons, mapped: Raster) -> NDArray[np.float64]:
     return np.asarray(shapely.area(polygons.shapes) * abs(mapped.transform.determinant))
 
 
-def _large(polygons: ClassPolygons, mapped: Raster, least: float) -> NDArray[np.bool_]:
-    return np.asarray(_areas(polygons, mapped) >= least)
+def _find_large(polygons: ClassPolygons, mapped: Raster, least: float) -> NDArray[np.bool_]:
+    return np.asarray(_measure_areas(polygons, mapped) >= least)
 
 
-def _joined(polygons: ClassPolygons, mapped: Raster, ranks: int) -> ClassPolygons:
+def _join_bands(polygons: ClassPolygons, mapped: Raster, ranks: int) -> ClassPolygons:
     """All polygons, joined over the edges of bands, in one order however they were cut."""
     edges = [band_of(mapped.size, rank, ranks).row for rank in range(1, ranks)]
     _, top, _, bottom = shapely.bounds(polygons.shapes).T
     cut = np.isin(top, edges) | np.isin(bottom, edges)
-    polygons = ClassPolygons.all([polygons.of(~cut), joined(polygons.of(cut))])
+    polygons = ClassPolygons.concatenate([polygons.take(~cut), join(polygons.take(cut))])
     begin = shapely.get_point(shapely.get_exterior_ring(polygons.shapes), 0)
-    return polygons.of(np.lexsort((shapely.get_x(begin), shapely.get_y(begin))))
+    return polygons.take(np.lexsort((shapely.get_x(begin), shapely.get_y(begin))))
 
 
-def _placed(shapes: NDArray[Any], mapped: Raster, simplify: float) -> NDArray[Any]:
+def _place(shapes: NDArray[Any], mapped: Raster, simplify: float) -> NDArray[Any]:
     """Polygons in the map's CRS."""
     t = mapped.transform
 
@@ -180,5 +183,5 @@ def _placed(shapes: NDArray[Any], mapped: Raster, simplify: float) -> NDArray[An
 
     if not simplify or not len(shapes):
         return np.asarray(shapely.transform(shapes, place))
-    met = shapely.transform(with_met_corners(shapes), place)
+    met = shapely.transform(add_met_corners(shapes), place)
     return np.asarray(shapely.coverage_simplify(met, simplify))

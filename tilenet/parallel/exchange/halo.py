@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tilenet.geometry.ownership import LayerHalo
 from tilenet.geometry.windows import Window
-from tilenet.parallel.health.progress import EXCHANGING
+from tilenet.parallel.health.exchange_clock import EXCHANGING
 
 if TYPE_CHECKING:
     from mpi4py import MPI

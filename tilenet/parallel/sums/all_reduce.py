@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from tilenet.parallel.health.progress import EXCHANGING
+from tilenet.parallel.health.exchange_clock import EXCHANGING
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from tilenet.data.schedule import Sample
-from tilenet.geometry.tiles import Tile, Tiling
+from tilenet.geometry.tiles import Tile, Tiling, owned
+from tilenet.geometry.windows import Window
 from tilenet.model.upload import pinned
 
 __all__ = ["ReadTile", "Work"]
@@ -50,3 +51,7 @@ class ReadTile:
     def pinned(self) -> "ReadTile":
         """The same in pinned memory."""
         return replace(self, image=pinned(self.image), labels=pinned(self.labels))
+
+    def labels_of(self, window: Window) -> Tensor:
+        """The labels of a window that the tile owns."""
+        return owned(self.labels, Tile(self.work.tile.own, window))

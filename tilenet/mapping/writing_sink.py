@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Computed, Mapper
-from tilenet.mapping.resume import MapResume
-from tilenet.mapping.writer import MapWriter
+from tilenet.mapping.writing.resume import MapResume
+from tilenet.mapping.writing.writer import MapWriter
 
 __all__ = ["WritingSink"]
 

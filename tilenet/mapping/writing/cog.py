@@ -32,8 +32,9 @@ from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.opening import GDAL_ERRORS, quiet
 from tilenet.errors import TilenetError
-from tilenet.mapping.pieces import Compressed, Pieces
-from tilenet.mapping.tiff_header import (
+from tilenet.mapping.writing.compressed_tiles import CompressedTiles
+from tilenet.mapping.writing.map_pieces import Pieces
+from tilenet.mapping.writing.tiff_header import (
     BLOCK_PX,
     FRAME_BYTES,
     LEADER_BYTES,
@@ -50,7 +51,7 @@ from tilenet.parallel.ranks.comm import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["CogJob", "cannot_write", "template_like", "write_cog"]
+__all__ = ["CogJob", "cannot_write", "list_level_sizes", "template_like", "write_cog"]
 
 # Pixels, before they are compressed, that a rank has in memory at once, and tiles of them.
 BATCH_BYTES, BATCH_TILES = 32 << 20, 16
@@ -66,12 +67,12 @@ class CogJob:
 
     Attributes:
         path: The map's name, for errors.
-        pieces: The map's, all of them.
+        pieces: All that the map has.
         cog: The file; what was there is overwritten.
         template: What it begins with.
         classes: Overviews hold the class that most of their pixels have; else the mean of those
             that hold data.
-        keeps: Whether `pieces` stay where the map cannot be written, and tiles that are compressed.
+        resumable: Whether pieces and compressed tiles stay where the map cannot be written.
     """
 
     path: str
@@ -79,11 +80,11 @@ class CogJob:
     cog: str
     template: Template
     classes: bool
-    keeps: bool = False
+    resumable: bool = False
 
 
 def template_like(small: str, *, classes: bool) -> Template:
-    """What GDAL's driver has a map begin with.
+    """The first bytes of a map, as GDAL's driver writes them.
 
     Args:
         small: A GeoTIFF that has all but the map's size, just large enough for an overview.
@@ -102,12 +103,12 @@ def template_like(small: str, *, classes: bool) -> Template:
         return template_of(bytes(cog.getbuffer()))
 
 
-def cannot_write(path: str, error: BaseException, *, keeps: bool) -> TilenetError:
-    """What to say of a map that the disk does not take."""
+def cannot_write(path: str, error: BaseException, *, resumable: bool) -> TilenetError:
+    """The error of a map that the disk does not take."""
     reason = " ".join(str(error.__cause__ or error).split())
-    kept = " and go on with --resume," if keeps else ""
+    resuming = " and go on with --resume," if resumable else ""
     return TilenetError(
-        f"a map must be writable to its end ({path}: {reason}); make room there{kept} "
+        f"a map must be writable to its end ({path}: {reason}); make room there{resuming} "
         "or choose another directory"
     )
 
@@ -124,10 +125,10 @@ def write_cog(job: CogJob | None, comm: "MPI.Intracomm") -> None:
     job = comm.bcast(job)
     assert job is not None
     with ExitStack() as stack, quiet():
-        _Writing(job, comm, stack).run()
+        _CogWriter(job, comm, stack).run()
 
 
-def level_sizes(height: int, width: int) -> list[tuple[int, int]]:
+def list_level_sizes(height: int, width: int) -> list[tuple[int, int]]:
     """Rows and columns of a map and of its overviews, down to one that is a block: as GDAL's."""
     sizes = [(height, width)]
     while max(sizes[-1]) > BLOCK_PX:
@@ -136,30 +137,30 @@ def level_sizes(height: int, width: int) -> list[tuple[int, int]]:
     return sizes
 
 
-class _Writing:
+class _CogWriter:
     """The work of the ranks that write.
 
     Attributes:
         near: Of each rank, whether it writes its tiles itself.
-        shown: By a level: its pixels, 0 for the map's own, which are in pieces; others in files.
+        sources: Pixels by level: those of level 0 are in pieces, the others in files.
         sizes: Rows and columns of all levels.
-        made: By a level that has a file of its own: its path, and where its tiles are in it.
-        kept: On rank 0: what the disk holds of files, to go on from.
-        keep_at: On rank 0: when it is to hold more of them, by the monotonic clock.
+        files: By a level that has a file of its own: its path, and where its tiles are in it.
+        record: On rank 0: how many tiles of files the disk holds.
+        record_at: On rank 0: when the record is due again, by the monotonic clock.
     """
 
     def __init__(self, job: CogJob, comm: "MPI.Comm", stack: ExitStack) -> None:
         self.job, self.comm, self.stack = job, comm, stack
         self.near = comm.allgather(_is_near(comm))
-        self.shown: dict[int, Any] = {0: job.pieces}
-        self.sizes = level_sizes(job.pieces.height, job.pieces.width)
-        self.made: dict[int, tuple[str, Level]] = {}
+        self.sources: dict[int, Any] = {0: job.pieces}
+        self.sizes = list_level_sizes(job.pieces.height, job.pieces.width)
+        self.files: dict[int, tuple[str, Level]] = {}
         made_of = job.template, job.classes, self.sizes, rasterio.__gdal_version__
         folder = Path(job.cog).parent
-        self.kept = Compressed(folder, "")
-        if comm.rank == 0 and job.keeps:
-            self.kept = Compressed.load(folder, made_of)
-        self.keep_at = time.monotonic() + KEEP_SECONDS
+        self.record = CompressedTiles(folder, "")
+        if comm.rank == 0 and job.resumable:
+            self.record = CompressedTiles.load(folder, made_of)
+        self.record_at = time.monotonic() + KEEP_SECONDS
 
     def run(self) -> None:
         job = self.job
@@ -167,8 +168,8 @@ class _Writing:
             path, level = f"{job.cog}.{number}.part", Level(*self.sizes[number])
             self._write(path, {number: level})
             with self._guarded():
-                self.made[number] = path, level
-                self.shown[number] = self.stack.enter_context(rasterio.open(path))
+                self.files[number] = path, level
+                self.sources[number] = self.stack.enter_context(rasterio.open(path))
         self._write(job.cog, {n: Level(*size) for n, size in enumerate(self.sizes)})
 
     @contextmanager
@@ -178,17 +179,17 @@ class _Writing:
             try:
                 yield
             except GDAL_ERRORS as error:
-                raise cannot_write(self.job.path, error, keeps=self.job.keeps) from error
+                raise cannot_write(self.job.path, error, resumable=self.job.resumable) from error
 
     def _write(self, path: str, levels: dict[int, Level]) -> None:
-        """Write levels to a file: the smallest first, as those who read a part of it expect."""
+        """Write levels to a file: the smallest first, as programs that read a part of it expect."""
         comm, pieces = self.comm, self.job.pieces
         tile_bytes = pieces.count * np.dtype(pieces.dtype).itemsize * BLOCK_PX**2
         order = [(number, tile) for number in sorted(levels)[::-1] for tile in levels[number].tiles]
         big = len(order) * tile_bytes > CLASSIC_BYTES
         at = len(header_of(self.job.template, [*levels.values()], big=big))
-        sizes = self._sizes_there(path, at, len(order))
-        at = _place(levels, order, sizes, at)
+        sizes = self._find_whole(path, at, len(order))
+        at = _set_places(levels, order, sizes, at)
         with self._guarded():
             if comm.rank == 0:
                 with open(path, "ab") as begun:
@@ -204,20 +205,20 @@ class _Writing:
                 start = len(sizes)
                 each = min(most, -(-(len(order) - start) // comm.size))
                 turn = order[start : start + each * comm.size]
-                found = self._write_turn(file, at, turn, each)
-                at = _place(levels, turn, found, at)
-                sizes += found
-                self._keep(file, path, sizes, last=len(sizes) == len(order))
+                turn_sizes = self._write_turn(file, at, turn, each)
+                at = _set_places(levels, turn, turn_sizes, at)
+                sizes += turn_sizes
+                self._record_sizes(file, path, sizes, last=len(sizes) == len(order))
             with self._guarded():
                 if file and comm.rank == 0:
-                    _put(file, 0, header_of(self.job.template, [*levels.values()], big=big))
+                    _write_at(file, 0, header_of(self.job.template, [*levels.values()], big=big))
                 if file:
                     os.fsync(file.fileno())
 
-    def _sizes_there(self, path: str, begin: int, most: int) -> list[int]:
+    def _find_whole(self, path: str, begin: int, most: int) -> list[int]:
         """Bytes of the tiles that a file has from an interrupted job; []: none. Collective."""
         comm, name = self.comm, os.path.basename(path)
-        sizes: list[int] = comm.bcast(self.kept.files.get(name, []))
+        sizes: list[int] = comm.bcast(self.record.files.get(name, []))
         if not sizes:
             return []
         mine = range(comm.rank, len(sizes), comm.size)
@@ -226,46 +227,48 @@ class _Writing:
             return sizes
         with self._guarded():
             if comm.rank == 0:
-                self.kept.put(name, [])
+                self.record.put(name, [])
         return []
 
-    def _keep(self, file: FileIO | None, path: str, sizes: list[int], *, last: bool) -> None:
-        """Have the disk hold the tiles of a file, if it is time or none follows. Collective."""
-        if not self.job.keeps:
+    def _record_sizes(
+        self, file: FileIO | None, path: str, sizes: list[int], *, last: bool
+    ) -> None:
+        """Record the tiles of a file if that is due or none follows. Collective."""
+        if not self.job.resumable:
             return
-        if not self.comm.bcast(last or time.monotonic() >= self.keep_at):
+        if not self.comm.bcast(last or time.monotonic() >= self.record_at):
             return
         with self._guarded():
             if file:
                 os.fsync(file.fileno())
         with self._guarded():
             if self.comm.rank == 0:
-                self.kept.put(os.path.basename(path), sizes)
-        self.keep_at = time.monotonic() + KEEP_SECONDS
+                self.record.put(os.path.basename(path), sizes)
+        self.record_at = time.monotonic() + KEEP_SECONDS
 
     def _write_turn(
         self, file: FileIO | None, at: int, turn: list[tuple[int, int]], each: int
     ) -> list[int]:
         """Write tiles from a place of the file on, so many per rank; bytes of all of them."""
-        rank, found = self.comm.rank, list[bytes]()
+        rank, tiles = self.comm.rank, list[bytes]()
         with self._guarded():
             mine = turn[each * rank : each * (rank + 1)]
-            for (number, _), run in groupby(mine, self._row):
-                found += self._tiles(number, [tile for _, tile in run])
-        shares = self.comm.allgather([len(tile) for tile in found])
+            for (number, _), run in groupby(mine, self._row_of):
+                tiles += self._make_tiles(number, [tile for _, tile in run])
+        shares = self.comm.allgather([len(tile) for tile in tiles])
         whole = (sum(share) + FRAME_BYTES * len(share) for share in shares)
-        ends, data = list(accumulate(whole, initial=at)), b"".join(map(framed, found))
+        ends, data = list(accumulate(whole, initial=at)), b"".join(map(framed, tiles))
         with self._guarded():
             if file:
-                _put(file, ends[rank], data)
+                _write_at(file, ends[rank], data)
         with self._guarded():
             if not file:
                 self.comm.Send(data, 0)
             elif rank == 0:
-                self._take(file, ends)
+                self._receive(file, ends)
         return [size for share in shares for size in share]
 
-    def _take(self, file: FileIO, ends: Sequence[int]) -> None:
+    def _receive(self, file: FileIO, ends: Sequence[int]) -> None:
         """Write what ranks of other nodes compressed, to between these places of the file."""
         failed: OSError | None = None
         for rank, (begin, end) in enumerate(pairwise(ends)):
@@ -274,30 +277,30 @@ class _Writing:
             data = bytearray(end - begin)
             self.comm.Recv(data, rank)
             try:
-                _put(file, begin, data)
+                _write_at(file, begin, data)
             except OSError as error:  # the others still send
                 failed = error
         if failed:
             raise failed
 
-    def _row(self, tile: tuple[int, int]) -> tuple[int, int]:
+    def _row_of(self, tile: tuple[int, int]) -> tuple[int, int]:
         number, index = tile
         return number, index // Level(*self.sizes[number]).across
 
-    def _tiles(self, number: int, tiles: list[int]) -> list[bytes]:
+    def _make_tiles(self, number: int, tiles: list[int]) -> list[bytes]:
         """Compressed tiles of a level that are next to each other."""
-        if number in self.made:
-            path, level = self.made[number]
+        if number in self.files:
+            path, level = self.files[number]
             with open(path, "rb") as file:
-                return [_read(file, *level.places[tile]) for tile in tiles]
+                return [_read_at(file, *level.places[tile]) for tile in tiles]
         # Tile by tile, so that no bit depends on which are read together.
-        return _compressed(np.dstack([self._pixels(number, tile) for tile in tiles]), self.job)
+        return _compress(np.dstack([self._read_pixels(number, tile) for tile in tiles]), self.job)
 
-    def _pixels(self, number: int, tile: int) -> NDArray[Any]:
+    def _read_pixels(self, number: int, tile: int) -> NDArray[Any]:
         height, width = self.sizes[number]
         row, col = (BLOCK_PX * n for n in divmod(tile, Level(height, width).across))
         rows, cols = min(BLOCK_PX, height - row), min(BLOCK_PX, width - col)
-        source = self.shown[max(shown for shown in self.shown if shown <= number)]
+        source = self.sources[max(level for level in self.sources if level <= number)]
         down, across = source.height / height, source.width / width
         values: NDArray[Any] = source.read(
             window=FileWindow(col * across, row * down, cols * across, rows * down),
@@ -307,10 +310,10 @@ class _Writing:
         return values
 
 
-def _place(
+def _set_places(
     levels: dict[int, Level], tiles: list[tuple[int, int]], sizes: list[int], at: int
 ) -> int:
-    """Say where tiles of such bytes are, the first of them here; where the last one ends."""
+    """Note the places of tiles of these sizes, one after another; return where the last ends."""
     for (number, _), size in zip(tiles, sizes, strict=False):
         levels[number].places.append((at + LEADER_BYTES, size))
         at += size + FRAME_BYTES
@@ -322,12 +325,12 @@ def _is_near(comm: "MPI.Comm") -> bool:
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    found: bool = node.allreduce(comm.rank == 0, MPI.LOR)
+    near: bool = node.allreduce(comm.rank == 0, MPI.LOR)
     node.Free()
-    return found
+    return near
 
 
-def _put(file: FileIO, at: int, data: bytes | bytearray) -> None:
+def _write_at(file: FileIO, at: int, data: bytes | bytearray) -> None:
     """Write all of it: a disk that is nearly full takes a part first."""
     rest = memoryview(data)
     while rest:
@@ -335,12 +338,12 @@ def _put(file: FileIO, at: int, data: bytes | bytearray) -> None:
         at, rest = at + taken, rest[taken:]
 
 
-def _read(file: BinaryIO, at: int, size: int) -> bytes:
+def _read_at(file: BinaryIO, at: int, size: int) -> bytes:
     file.seek(at)
     return file.read(size)
 
 
-def _compressed(values: NDArray[Any], job: CogJob) -> list[bytes]:
+def _compress(values: NDArray[Any], job: CogJob) -> list[bytes]:
     """Tiles of pixels (bands, H, W), H at most a tile's, from left to right."""
     bands, height, width = values.shape
     with MemoryFile(ext=".tif") as memory:

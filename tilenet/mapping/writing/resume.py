@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.mapping.writer import MapWriter
+from tilenet.mapping.writing.writer import MapWriter
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.stop_rounds import StopRounds
 from tilenet.parallel.ranks.comm import agreed
@@ -28,8 +28,6 @@ class MapResume:
 
     Args:
         comm: All ranks that map.
-        writer: Of the map.
-        requests: Requests to stop.
     """
 
     def __init__(self, comm: "MPI.Intracomm", writer: MapWriter, requests: StopRequests) -> None:
@@ -82,10 +80,10 @@ class MapResume:
             raise StopAgreed
 
     def sums(self, layer: int) -> tuple[int, NDArray[np.float64] | None]:
-        """Of a layer's pass: tiles whose sums are known, from the first on, and those."""
-        found = self.comm.bcast(self.writer.sums(str(layer)) if self.comm.rank == 0 else None)
+        """Of a layer's pass: number of the first tiles whose sums are known, and these sums."""
+        record = self.comm.bcast(self.writer.read_sums(str(layer)) if self.comm.rank == 0 else None)
         try:
-            return int(found["tiles"]), np.array(found["values"], np.float64)
+            return int(record["tiles"]), np.array(record["values"], np.float64)
         except (KeyError, ValueError, TypeError, OverflowError):  # none, or spoilt ones
             return 0, None
 
@@ -93,7 +91,6 @@ class MapResume:
         """After a round of a layer's pass.
 
         Args:
-            layer: Its number.
             tiles: Whose sums these are, from the first on.
             values: Their sums, in whatever form the pass has them.
 
@@ -102,8 +99,8 @@ class MapResume:
         """
         if self.comm.rank == 0:
             with self.attempt():
-                found = {"tiles": tiles, "values": values.tolist()}
-                self.writer.keep_sums(str(layer), found)
+                record = {"tiles": tiles, "values": values.tolist()}
+                self.writer.write_sums(str(layer), record)
         self.round_done()
 
     def round_done(self) -> None:

@@ -66,8 +66,6 @@ class Level:
     """A map or one of its overviews.
 
     Attributes:
-        height: Rows.
-        width: Columns.
         places: Of its tiles, row by row: where they begin in the file, and their bytes.
     """
 
@@ -89,19 +87,19 @@ class Level:
 def template_of(file: bytes) -> Template:
     """What a small map begins with, which has an overview and is no BigTIFF."""
     (first,) = struct.unpack_from("<I", file, 4)
-    image, second = _directory(file, first)
-    overview, _ = _directory(file, second)
+    image, second = _read_directory(file, first)
+    overview, _ = _read_directory(file, second)
     predictor = next((entry.data[0] for entry in image if entry.tag == PREDICTOR), 1)
     return Template(file[8:first], image, overview, predictor)
 
 
 def tiles_in(file: bytes) -> list[bytes]:
     """The tiles of a TIFF, which is no BigTIFF, as they are in it: row by row."""
-    entries, _ = _directory(file, *struct.unpack_from("<I", file, 4))
-    found = {entry.tag: entry for entry in entries if entry.tag in (OFFSETS, SIZES)}
+    entries, _ = _read_directory(file, *struct.unpack_from("<I", file, 4))
+    by_tag = {entry.tag: entry for entry in entries}
     offsets, sizes = (
-        struct.unpack(f"<{one.count}{'H' if one.type == 3 else 'I'}", one.data)
-        for one in (found[OFFSETS], found[SIZES])
+        struct.unpack(f"<{entry.count}{'H' if entry.type == 3 else 'I'}", entry.data)
+        for entry in (by_tag[OFFSETS], by_tag[SIZES])
     )
     return [file[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
 
@@ -135,7 +133,7 @@ def frames_fit(path: str, begin: int, sizes: list[int], tiles: Iterable[int]) ->
     return True
 
 
-def _directory(file: bytes, at: int) -> tuple[tuple[Entry, ...], int]:
+def _read_directory(file: bytes, at: int) -> tuple[tuple[Entry, ...], int]:
     """Tags of a directory, and where the next one is."""
     (count,) = struct.unpack_from("<H", file, at)
     entries = []
@@ -161,13 +159,13 @@ def header_of(template: Template, levels: list[Level], *, big: bool) -> bytes:
     )
     for number, level in enumerate(levels):
         entries = template.overview if number else template.image
-        piece = _packed(_sized(entries, level, big), at, big, last=number + 1 == len(levels))
+        piece = _pack(_resize(entries, level, big), at, big, last=number + 1 == len(levels))
         pieces.append(piece)
         at += len(piece)
     return magic + b"".join(pieces)
 
 
-def _sized(entries: tuple[Entry, ...], level: Level, big: bool) -> list[Entry]:
+def _resize(entries: tuple[Entry, ...], level: Level, big: bool) -> list[Entry]:
     kind, letter = (LONG8, "Q") if big else (LONG, "I")
     count = len(level.tiles)
     offsets, sizes = zip(*(level.places or [(0, 0)] * count), strict=True)
@@ -180,7 +178,7 @@ def _sized(entries: tuple[Entry, ...], level: Level, big: bool) -> list[Entry]:
     return [new.get(entry.tag, entry) for entry in entries]
 
 
-def _packed(entries: list[Entry], at: int, big: bool, *, last: bool) -> bytes:
+def _pack(entries: list[Entry], at: int, big: bool, *, last: bool) -> bytes:
     """A directory that stands at a place of the file, its values behind it, on even places."""
     head, entry_format, link, inline = ("<Q", "<HHQ", "<Q", 8) if big else ("<H", "<HHI", "<I", 4)
     own = struct.calcsize(head) + len(entries) * (struct.calcsize(entry_format) + inline)

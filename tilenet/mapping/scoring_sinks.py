@@ -22,18 +22,14 @@ __all__ = ["CountingSink", "NumbersSink", "ScoringSink"]
 class ScoringSink(ABC):
     """Takes up the pieces of a map that this rank computes.
 
-    Args:
-        held: The image.
-        rank: This one.
-
     Attributes:
         losses: Summed loss of each piece.
     """
 
-    def __init__(self, held: ValidationImage, rank: int) -> None:
-        self.held, self.rank = held, rank
+    def __init__(self, image: ValidationImage, rank: int) -> None:
+        self.image, self.rank = image, rank
         self.losses: list[float] = []
-        windows = held.windows
+        windows = image.windows
         self._windows = None if windows is None else np.array([astuple(w) for w in windows])
 
     def wants(self, rank: int, window: Window) -> bool:
@@ -58,17 +54,15 @@ class CountingSink(ScoringSink):
 
     Args:
         mapper: Computes classes.
-        held: The image.
         weights: Weights of the classes, in the loss.
-        rank: This one.
 
     Attributes:
         matrix: (K, K + 1), as `scores` takes it.
         losses: Summed cross-entropy of each piece.
     """
 
-    def __init__(self, mapper: Mapper, held: ValidationImage, weights: Tensor, rank: int) -> None:
-        super().__init__(held, rank)
+    def __init__(self, mapper: Mapper, image: ValidationImage, weights: Tensor, rank: int) -> None:
+        super().__init__(image, rank)
         self.mapper, self.weights = mapper, weights
         self.matrix = np.zeros((len(weights), len(weights) + 1), np.int64)
 
@@ -79,14 +73,14 @@ class CountingSink(ScoringSink):
             TilenetError: Its labels cannot be read, or are no classes.
         """
         assert computed is not None, "ranks take up what they computed"
-        labels, ignored = self.held.labels.read(window), self.held.labels.ignore_index
+        labels, ignored = self.image.labels.read(window), self.image.labels.ignore_index
         count = len(self.weights)
-        check_classes(self.held.labels, labels, window, count)
+        check_classes(self.image.labels, labels, window, count)
         counted = labels != ignored
         truth = labels[counted]
-        found = self.mapper.values(computed)[0].astype(np.int64)
-        found[~computed.valid] = count
-        pairs = truth * (count + 1) + found[counted]
+        mapped = self.mapper.values(computed)[0].astype(np.int64)
+        mapped[~computed.valid] = count
+        pairs = truth * (count + 1) + mapped[counted]
         self.matrix += np.bincount(pairs, minlength=self.matrix.size).reshape(self.matrix.shape)
         target = torch.from_numpy(np.where(computed.valid, labels, ignored))[None]
         logits = computed.logits[None]
@@ -99,17 +93,15 @@ class NumbersSink(ScoringSink):
     """Adds up the errors of a map of numbers.
 
     Args:
-        held: The image.
         loss: Of the run.
-        rank: This one.
 
     Attributes:
         pieces: `number_sums` of each piece that holds a labelled pixel with data.
         unmapped: Labelled pixels without data.
     """
 
-    def __init__(self, held: ValidationImage, loss: Loss, rank: int) -> None:
-        super().__init__(held, rank)
+    def __init__(self, image: ValidationImage, loss: Loss, rank: int) -> None:
+        super().__init__(image, rank)
         self.loss, self.unmapped = loss, 0
         self.pieces: list[tuple[float, ...]] = []
 
@@ -120,14 +112,14 @@ class NumbersSink(ScoringSink):
             TilenetError: Its labels cannot be read.
         """
         assert computed is not None, "ranks take up what they computed"
-        truth = self.held.labels.targets(window)
-        labelled = self.held.labels.counted(truth)
+        truth = self.image.labels.targets(window)
+        labelled = self.image.labels.counted(truth)
         counted = labelled & computed.valid
         self.unmapped += int((labelled & ~computed.valid).sum())
         if not counted.any():
             return
-        found = computed.logits[0].cpu().numpy()
-        self.pieces.append(number_sums(found[counted], truth[counted]))
+        mapped = computed.logits[0].cpu().numpy()
+        self.pieces.append(number_sums(mapped[counted], truth[counted]))
         target = torch.from_numpy(np.where(counted, truth, np.nan))[None]
         logits, name = computed.logits[None], self.loss.terms[0]
         with torch.inference_mode():

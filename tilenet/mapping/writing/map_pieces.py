@@ -10,9 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import astuple, dataclass, field
-from hashlib import sha256
+from dataclasses import astuple, dataclass
 from math import ceil, floor
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,10 @@ from rasterio.windows import Window as FileWindow
 from tilenet.geometry.windows import Window
 from tilenet.storage.atomic import put
 
-__all__ = ["Compressed", "Pieces", "begin_pieces", "forget", "put_file", "remove_partial"]
+__all__ = ["Pieces", "begin_pieces", "put_file"]
 
-MADE_OF, RECORD = "made_of.json", "compressed.json"
+MADE_OF = "made_of.json"
 NAME = re.compile(r"(\d+)_(\d+)_(\d+)_(\d+)\.raw")
-# What a record raises that is not as it was written.
-SPOILT = ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError
 
 
 def begin_pieces(folder: Path, made_of: dict[str, Any] | None) -> str:
@@ -46,7 +42,7 @@ def begin_pieces(folder: Path, made_of: dict[str, Any] | None) -> str:
     Raises:
         OSError: The folder cannot be read or written.
     """
-    why, wanted = "", json.dumps(made_of)
+    why, text = "", json.dumps(made_of)
     if made_of is not None:
         try:
             before = dict(json.loads((folder / MADE_OF).read_bytes()))
@@ -56,20 +52,20 @@ def begin_pieces(folder: Path, made_of: dict[str, Any] | None) -> str:
             why = f"not said any more: its {MADE_OF} cannot be read"
         else:
             # As they come back from the file, lists for tuples; as text: NaN equals nothing.
-            made_of = json.loads(wanted)
-            other = [
+            made_of = json.loads(text)
+            changed = [
                 name
                 for name in {**made_of, **before}
                 if json.dumps(made_of.get(name)) != json.dumps(before.get(name))
             ]
-            if not other:
+            if not changed:
                 return ""
-            why = f"of something else: {', '.join(other)}"
+            why = f"of something else: {', '.join(changed)}"
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir()
     if made_of is not None:
-        put_file(folder / MADE_OF, wanted.encode())
+        put_file(folder / MADE_OF, text.encode())
     return why
 
 
@@ -99,11 +95,8 @@ class Pieces:
     """The pieces of a map, read as rasterio reads a file.
 
     Attributes:
-        folder: Where they are.
         count: Bands.
-        height: Rows of the map.
-        width: Columns of the map.
-        dtype: Of its pixels.
+        dtype: Of the map's pixels.
         nodata: Value of pixels without data, and of those that are in no piece.
         windows: (pieces, 4): row, column, height and width of each, in the map.
     """
@@ -117,22 +110,22 @@ class Pieces:
     windows: NDArray[np.int64]
 
     @property
-    def stored(self) -> np.dtype[Any]:
-        """Their pixels in files."""
-        found: np.dtype[Any] = np.dtype(self.dtype).newbyteorder("<")
-        return found
+    def file_dtype(self) -> np.dtype[Any]:
+        """Dtype of pixels in files: the same bytes on any machine."""
+        little: np.dtype[Any] = np.dtype(self.dtype).newbyteorder("<")
+        return little
 
     def path(self, window: Iterable[int]) -> Path:
-        """Of the piece of a window."""
+        """Path of the piece of a window."""
         return self.folder / f"{'_'.join(map(str, window))}.raw"
 
-    def found(self) -> list[Window]:
+    def list_whole(self) -> list[Window]:
         """The windows of all pieces that are whole.
 
         Raises:
             OSError: The folder cannot be read.
         """
-        windows, pixel_bytes = [], self.count * self.stored.itemsize
+        windows, pixel_bytes = [], self.count * self.file_dtype.itemsize
         for entry in os.scandir(self.folder):
             if (named := NAME.fullmatch(entry.name)) is not None:
                 window = Window(*map(int, named.groups()))
@@ -146,13 +139,13 @@ class Pieces:
         Raises:
             OSError: The disk does not take it.
         """
-        data = np.ascontiguousarray(values, self.stored)
+        data = np.ascontiguousarray(values, self.file_dtype)
         put_file(self.path(astuple(window)), data.data, lasting=lasting)
 
     def read(
         self, window: FileWindow, out_shape: tuple[int, int, int], resampling: Resampling
     ) -> NDArray[Any]:
-        """The pixels of a window, made as many as were asked for.
+        """The pixels of a window of the map, resampled to `out_shape`.
 
         Raises:
             OSError, rasterio.errors.RasterioError: They cannot be read.
@@ -160,101 +153,34 @@ class Pieces:
         top, left = floor(window.row_off), floor(window.col_off)
         height = min(self.height, ceil(window.row_off + window.height)) - top
         width = min(self.width, ceil(window.col_off + window.width)) - left
-        found = np.empty(out_shape, self.dtype)
+        values = np.empty(out_shape, self.dtype)
         inside = FileWindow(window.col_off - left, window.row_off - top, *window.flatten()[2:])
         # Band by band: of an overview's block there are sixteen times as many pixels.
         for band in range(self.count):
-            pixels = self._band(band, Window(top, left, height, width))
+            pixels = self._read_band(band, Window(top, left, height, width))
             if pixels.shape == out_shape[1:]:
-                found[band] = pixels
+                values[band] = pixels
                 continue
             size = {"height": height, "width": width, "count": 1}
             kind = {"driver": "MEM", "dtype": self.dtype, "nodata": self.nodata}
             with rasterio.open("piece", "w+", **size, **kind) as memory:
                 memory.write(pixels, 1)
-                memory.read(1, found[band], window=inside, resampling=resampling)
-        return found
+                memory.read(1, values[band], window=inside, resampling=resampling)
+        return values
 
-    def _band(self, band: int, wanted: Window) -> NDArray[Any]:
-        """Pixels of a band."""
-        values = np.full((wanted.height, wanted.width), self.nodata, self.dtype)
-        begin = np.array([wanted.row, wanted.col])
+    def _read_band(self, band: int, window: Window) -> NDArray[Any]:
+        """Pixels of a band in a window of the map; nodata where no piece is."""
+        values = np.full((window.height, window.width), self.nodata, self.dtype)
+        begin = np.array([window.row, window.col])
         end = begin + values.shape
         touch = (self.windows[:, :2] < end) & (self.windows[:, :2] + self.windows[:, 2:] > begin)
         for row, col, height, width in self.windows[touch.all(axis=1)].tolist():
             shape = self.count, height, width
-            piece = np.memmap(self.path((row, col, height, width)), self.stored, "r", shape=shape)
-            top, left = max(row, wanted.row), max(col, wanted.col)
+            piece = np.memmap(
+                self.path((row, col, height, width)), self.file_dtype, "r", shape=shape
+            )
+            top, left = max(row, window.row), max(col, window.col)
             part = piece[band, top - row : end[0] - row, left - col : end[1] - col]
-            to = top - wanted.row, left - wanted.col
+            to = top - window.row, left - window.col
             values[to[0] : to[0] + part.shape[0], to[1] : to[1] + part.shape[1]] = part
         return values
-
-
-@dataclass
-class Compressed:
-    """Tiles of a map that are compressed: how many of each file the disk holds.
-
-    Files of tiles are the same on any number of ranks, which fill them in rounds from the front. A
-    record among the pieces says the bytes of those tiles which the disk held when it was written:
-    a job that goes on compresses the others. It goes before any piece is written again.
-
-    Attributes:
-        folder: Where the record and the files are.
-        key: Of all that their bytes depend on, but for the pieces of the map.
-        files: By the name of a file: bytes of its first tiles.
-    """
-
-    folder: Path
-    key: str
-    files: dict[str, list[int]] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, folder: Path, made_of: object) -> "Compressed":
-        """What is there of the same; nothing where no record is, or it cannot be read.
-
-        Args:
-            made_of: Values whose `repr` says all that the bytes depend on.
-        """
-        key = sha256(repr(made_of).encode()).hexdigest()
-        said, files = _record(folder)
-        return cls(folder, key, files if said == key else {})
-
-    def put(self, name: str, sizes: list[int]) -> None:
-        """Have the record say these tiles of a file, which the disk holds.
-
-        Raises:
-            OSError: The disk does not take it.
-        """
-        self.files[name] = sizes
-        text = json.dumps({"key": self.key, "files": self.files})
-        put_file(self.folder / RECORD, text.encode())
-
-
-def forget(folder: Path) -> None:
-    """Remove the record: pieces of the map change.
-
-    Raises:
-        OSError: It cannot be removed.
-    """
-    (folder / RECORD).unlink(missing_ok=True)
-
-
-def _record(folder: Path) -> tuple[str, dict[str, list[int]]]:
-    """Key and files of the record."""
-    try:
-        record = json.loads((folder / RECORD).read_bytes())
-        files = {str(name): [*map(int, sizes)] for name, sizes in record["files"].items()}
-        return str(record["key"]), files
-    except (OSError, *SPOILT):
-        return "", {}
-
-
-def remove_partial(cog: str) -> None:
-    """Remove a file and those next to it that begin with its name, but for those of the record."""
-    path = Path(cog)
-    _, files = _record(path.parent)
-    with suppress(OSError):
-        for one in path.parent.glob(f"{path.name}*"):
-            if not files.get(one.name):
-                one.unlink()

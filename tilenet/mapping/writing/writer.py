@@ -6,16 +6,13 @@ Of a map that may be interrupted the pieces that are done stay.
 import errno
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
-from colorsys import hsv_to_rgb
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
 import numpy as np
 from affine import Affine
@@ -24,147 +21,22 @@ from rasterio.io import MemoryFile
 
 from tilenet.data.rasters.opening import quiet
 from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
-from tilenet.data.rasters.stack import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window, overlap
-from tilenet.mapping.cog import CogJob, cannot_write, template_like, write_cog
-from tilenet.mapping.pieces import Pieces, begin_pieces, forget, put_file, remove_partial
-from tilenet.mapping.tiff_header import BLOCK_PX, Template
+from tilenet.mapping.writing.class_colours import class_colours
+from tilenet.mapping.writing.cog import CogJob, cannot_write, template_like, write_cog
+from tilenet.mapping.writing.compressed_tiles import remove_partial, remove_record
+from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.map_pieces import Pieces, begin_pieces, put_file
+from tilenet.mapping.writing.target import put_map
+from tilenet.mapping.writing.tiff_header import BLOCK_PX, Template
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.storage.atomic import check_name, put
 from tilenet.storage.lock import Lock
-from tilenet.storage.map_style import put_style, style_text
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "MapKind",
-    "MapWriter",
-    "check_target",
-    "class_colours",
-    "map_lock",
-    "put_map",
-]
-
-
-def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
-    """Put a finished map in its place, next to it names of values for GDAL, a style for QGIS.
-
-    What an older map left there, names and statistics, would be taken for this one's.
-
-    Args:
-        aside: The map, on the same disk.
-        path: Its place.
-        categories: Meanings of the values 0, 1, …; empty: they have none.
-    """
-    side_file, names = f"{path}.aux.xml", f"{aside}.names"
-    try:
-        if categories:
-            named = "".join(f"<Category>{escape(name)}</Category>" for name in categories)
-            with open(names, "w", encoding="utf-8") as file:
-                file.write(
-                    '<PAMDataset><PAMRasterBand band="1"><CategoryNames>'
-                    f"{named}</CategoryNames></PAMRasterBand></PAMDataset>\n"
-                )
-        if os.path.exists(side_file):
-            os.remove(side_file)
-        put(aside, path)
-        if categories:
-            put(names, side_file)
-        colours = class_colours(len(categories))
-        put_style(path, style_text(categories, colours) if categories else None)
-    finally:
-        if os.path.exists(names):
-            os.remove(names)
-
-
-@dataclass(frozen=True)
-class MapKind:
-    """What a map holds.
-
-    Attributes:
-        bands: Number of bands.
-        dtype: Dtype of the pixels.
-        nodata: Value of pixels without data.
-        classes: Names of the classes: the bands' names, or the meanings of the values of a class
-            map of one band, which then has a colour table.
-        scale: What values count in: GDAL shows them multiplied by it.
-        unit: Unit of the numbers; None: they have none.
-        note: On how the map was made, where it is approximate.
-    """
-
-    bands: int
-    dtype: str
-    nodata: float
-    classes: tuple[str, ...]
-    scale: float = 1.0
-    unit: str | None = None
-    note: str | None = None
-
-    @property
-    def of_classes(self) -> bool:
-        """Whether values are classes."""
-        return self.bands == 1 and np.dtype(self.dtype).kind == "u" and self.scale == 1
-
-
-def check_target(
-    path: str,
-    *,
-    overwrite: bool,
-    image: str | None = None,
-    what: str = "a map",
-    ending: str = ".tif",
-) -> None:
-    """Refuse a map that exists, or a directory that cannot be written, before any work is done.
-
-    Args:
-        image: What it is made of.
-        what: It is, for errors.
-        ending: Of a name that it may have.
-
-    Raises:
-        TilenetError: With the remedy.
-    """
-    folder = os.path.dirname(os.path.abspath(path))
-    if (
-        image is not None
-        and os.path.exists(path)
-        and os.path.realpath(path) in map(os.path.realpath, _files_of(image))
-    ):
-        raise TilenetError(f"{what} may not replace its image ({path}); give it another name")
-    if os.path.isdir(path):
-        raise TilenetError(
-            f"{what} is a file ({path} is a directory); give it a name ending in {ending}"
-        )
-    if os.path.exists(path) and not overwrite:
-        raise TilenetError(
-            f"{what} is not overwritten unasked ({path} exists); add --overwrite or another name"
-        )
-    if not os.path.isdir(folder):
-        raise TilenetError(f"{what} needs an existing directory ({folder} is not); make it first")
-    check_name(what, path)
-    name = os.path.basename(path)
-    probe = os.path.join(folder, f".{name}.probe.part")
-    try:
-        with open(probe, "wb"):
-            pass
-        os.remove(probe)
-    except OSError as error:
-        raise TilenetError(
-            f"{what} needs a directory that can be written ({folder}: {error.strerror}); choose "
-            "another one"
-        ) from error
-
-
-def map_lock(path: str) -> Lock:
-    """The right to write a map, next to which other jobs would write the same files.
-
-    Raises:
-        TilenetError: Another job writes it.
-    """
-    folder, name = os.path.split(os.path.abspath(path))
-    return Lock(Path(folder, f".{name}.lock.part"), f"the map {path}")
+__all__ = ["MapWriter"]
 
 
 class MapWriter:
@@ -176,14 +48,13 @@ class MapWriter:
     Args:
         path: Path of the finished map.
         like: Gives size, transform and CRS; copied, so that rotated grids survive; GCPs and RPCs.
-        kind: What the map holds.
         window: The pixels of `like` that the map shows; None: all.
         made_of: On rank 0: all that pixels depend on; None: the map cannot be interrupted.
         lock: On rank 0, held while the map is written; None: no other job may write it.
         comm: The ranks; None: this one alone.
 
     Attributes:
-        why_anew: Why pieces of an interrupted map cannot be used; "": they can, or there were none.
+        why_restarted: Why pieces of an interrupted map cannot be used; "": they can, or none were.
 
     Raises:
         AgreedError: On all ranks: the folder of pieces cannot be written, or one does not see it.
@@ -209,8 +80,8 @@ class MapWriter:
         # One name per map: what a killed run leaves, the next one overwrites.
         aside = Path(folder, f".{name}.pieces.part")
         size = self.window.height, self.window.width
-        none, self._cog = np.empty((0, 4), np.int64), str(aside / "map.tif")
-        self._pieces = Pieces(aside, kind.bands, *size, kind.dtype, kind.nodata, none)
+        self._cog, no_windows = str(aside / "map.tif"), np.empty((0, 4), np.int64)
+        self._pieces = Pieces(aside, kind.bands, *size, kind.dtype, kind.nodata, no_windows)
         self._ground, self._factor = like.ground, like.factor
         t, row, col = like.transform, self.window.row, self.window.col
         self._profile = {
@@ -229,7 +100,7 @@ class MapWriter:
             "interleave": "band",
         }
         self._written: list[Window] = []
-        self._keeps, self._lock, self.why_anew = False, lock, ""
+        self._resumable, self._lock, self.why_restarted = False, lock, ""
         self._done: set[Window] = set()
         try:
             self._open(made_of)
@@ -242,9 +113,9 @@ class MapWriter:
         with agreed(comm):
             if comm.rank == 0:
                 probe = self._guarded(lambda: self._begin(made_of))
-        begun = made_of is not None, self._lock, self.why_anew, self._done, probe
+        begun = made_of is not None, self._lock, self.why_restarted, self._done, probe
         # All ranks look after the lock, which rank 0 gives back.
-        keeps, self._lock, self.why_anew, self._done, probe = comm.bcast(begun)
+        resumable, self._lock, self.why_restarted, self._done, probe = comm.bcast(begun)
         with agreed(comm):
             if not os.path.exists(probe):
                 raise TilenetError(
@@ -253,7 +124,7 @@ class MapWriter:
                 )
         if comm.rank == 0:
             os.remove(probe)
-        self._keeps = keeps
+        self._resumable = resumable
 
     def _begin(self, made_of: dict[str, Any] | None) -> str:
         """Find out what is done, and whether there is room for the rest.
@@ -262,12 +133,12 @@ class MapWriter:
             A new file among the pieces.
         """
         folder, kind = self._pieces.folder, self.kind
-        self._keeps = made_of is not None and folder.exists()
-        self.why_anew = begin_pieces(folder, made_of)
-        self._done = set(self._pieces.found())
-        self._keeps = len(os.listdir(folder)) > 1  # sums may have taken hours before any piece
+        self._resumable = made_of is not None and folder.exists()
+        self.why_restarted = begin_pieces(folder, made_of)
+        self._done = set(self._pieces.list_whole())
+        self._resumable = len(os.listdir(folder)) > 1  # sums may have taken hours before any piece
         pixels = self.window.height * self.window.width
-        pixels -= sum(one.height * one.width for one in self._done)
+        pixels -= sum(window.height * window.width for window in self._done)
         if shutil.disk_usage(folder).free < pixels * kind.bands * np.dtype(kind.dtype).itemsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         handle, probe = tempfile.mkstemp(dir=folder)
@@ -277,24 +148,24 @@ class MapWriter:
     def lacks(self, window: Window) -> bool:
         """Whether the map shows a window of the image, of which no piece was there."""
         part = overlap(window, self.window)
-        return part is not None and self._on_map(part) not in self._done
+        return part is not None and self._place_of(part) not in self._done
 
-    def _on_map(self, part: Window) -> Window:
+    def _place_of(self, part: Window) -> Window:
         row, col = part.row - self.window.row, part.col - self.window.col
         return Window(row, col, part.height, part.width)
 
-    def sums(self, name: str) -> dict[str, Any]:
+    def read_sums(self, name: str) -> dict[str, Any]:
         """Sums that an interrupted map kept; {}: none."""
         try:
-            return dict(json.loads(self._sums(name).read_bytes()))
+            return dict(json.loads(self._sums_path(name).read_bytes()))
         except (OSError, ValueError, TypeError, RecursionError):
             return {}
 
-    def keep_sums(self, name: str, sums: dict[str, Any]) -> None:
+    def write_sums(self, name: str, sums: dict[str, Any]) -> None:
         """Have the disk hold sums; floats come back to the last bit."""
-        self._guarded(lambda: put_file(self._sums(name), json.dumps(sums).encode()))
+        self._guarded(lambda: put_file(self._sums_path(name), json.dumps(sums).encode()))
 
-    def _sums(self, name: str) -> Path:
+    def _sums_path(self, name: str) -> Path:
         return self._pieces.folder / f"sums-{name}.json"
 
     def _describe(self, dataset: Any) -> None:
@@ -326,15 +197,15 @@ class MapWriter:
             return
         top, left = part.row - window.row, part.col - window.col
         inside = values[:, top : top + part.height, left : left + part.width]
-        place = self._on_map(part)
+        place = self._place_of(part)
         self._check_lock()
-        self._guarded(lambda: self._put(place, inside))
+        self._guarded(lambda: self._put_piece(place, inside))
         self._written.append(place)
 
-    def _put(self, place: Window, values: NDArray[Any]) -> None:
-        if self._keeps and not self._written:
-            forget(self._pieces.folder)  # tiles that were made of what was there before
-        self._pieces.put(place, values, lasting=self._keeps)
+    def _put_piece(self, place: Window, values: NDArray[Any]) -> None:
+        if self._resumable and not self._written:
+            remove_record(self._pieces.folder)  # tiles that were made of what was there before
+        self._pieces.put(place, values, lasting=self._resumable)
 
     def finish(self) -> None:
         """Make a cloud-optimised file of all pieces, and put it in its place.
@@ -344,24 +215,26 @@ class MapWriter:
         """
         comm, kind, job = self.comm, self.kind, None
         # As ranks say themselves: a folder's list may be seconds old on network file systems.
-        theirs = comm.allgather([astuple(one) for one in self._written])
-        windows = {*map(astuple, self._done), *chain.from_iterable(theirs)}
+        written = comm.allgather([astuple(window) for window in self._written])
+        windows = {*map(astuple, self._done), *chain.from_iterable(written)}
         pieces = replace(self._pieces, windows=np.array(sorted(windows), np.int64).reshape(-1, 4))
         with agreed(comm):
             if comm.rank == 0:
                 self._check_lock()
-                template = self._guarded(self._template)
-                job = CogJob(self.path, pieces, self._cog, template, kind.of_classes, self._keeps)
+                template = self._guarded(self._make_template)
+                job = CogJob(
+                    self.path, pieces, self._cog, template, kind.of_classes, self._resumable
+                )
         write_cog(job, comm)
         with agreed(comm):
             if comm.rank == 0:
                 self._check_lock()
                 names = kind.classes if kind.of_classes else ()
                 self._guarded(lambda: put_map(self._cog, self.path, names))
-        self._keeps = False
+        self._resumable = False
         self._remove()
 
-    def _template(self) -> Template:
+    def _make_template(self) -> Template:
         """What the finished map begins with, but for its size."""
         small = {**self._profile, "height": BLOCK_PX, "width": BLOCK_PX + 1, "sparse_ok": True}
         with MemoryFile(ext=".tif") as file:
@@ -383,7 +256,7 @@ class MapWriter:
         """All that is aside, on rank 0; of a map that goes on later what is done stays."""
         if self.comm.rank or (self._lock is not None and self._lock.lost):
             return  # or the files are another job's now
-        if self._keeps:
+        if self._resumable:
             remove_partial(self._cog)
         else:
             shutil.rmtree(self._pieces.folder, ignore_errors=True)
@@ -393,23 +266,4 @@ class MapWriter:
             with quiet():
                 return act()
         except GDAL_ERRORS as error:
-            raise cannot_write(self.path, error, keeps=self._keeps) from error
-
-
-def _files_of(image: str) -> list[str]:
-    """All that a name of an image may stand for, the file in NETCDF:"file":variable too."""
-    parts = (image, *stacked_paths(image))
-    return [piece for part in parts for piece in (part, *re.split('[":!?]+', part)) if piece]
-
-
-def class_colours(classes: int) -> list[tuple[int, int, int, int]]:
-    """Distinct colours for class maps, (red, green, blue, alpha), 0 to 255.
-
-    Hues a golden section apart are spread evenly, however many there are.
-    """
-    colours = []
-    for index in range(classes):
-        hue, value = (index * 0.618034 + 0.13) % 1, 0.9 if index % 2 == 0 else 0.65
-        red, green, blue = (round(255 * part) for part in hsv_to_rgb(hue, 0.75, value))
-        colours.append((red, green, blue, 255))
-    return colours
+            raise cannot_write(self.path, error, resumable=self._resumable) from error

@@ -13,16 +13,16 @@ import numpy as np
 import shapely
 from affine import Affine
 from numpy.typing import NDArray
-from rasterio.features import shapes as polygonised
+from rasterio.features import shapes as polygonise
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
-from tilenet.mapping.polygons.corners import corners_only, polygons_of
+from tilenet.mapping.polygons.corners import build_polygons, drop_straight_points
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["ClassPolygons", "band_of", "band_pieces", "gathered", "joined", "touching"]
+__all__ = ["ClassPolygons", "band_of", "find_cut", "gather", "join", "make_band_polygons"]
 
 BLOCK_PX = 2048
 MESSAGE_POINTS = 1 << 24  # 16 bytes each: MPI counts to 2³¹ − 1
@@ -41,12 +41,12 @@ class ClassPolygons:
     shapes: NDArray[Any]
     classes: NDArray[np.int32]
 
-    def of(self, which: NDArray[Any]) -> "ClassPolygons":
+    def take(self, which: NDArray[Any]) -> "ClassPolygons":
         """The polygons at the given places."""
         return ClassPolygons(self.shapes[which], self.classes[which])
 
     @staticmethod
-    def all(parts: Sequence["ClassPolygons"]) -> "ClassPolygons":
+    def concatenate(parts: Sequence["ClassPolygons"]) -> "ClassPolygons":
         """The polygons of all parts."""
         shapes = [np.empty(0, object), *(part.shapes for part in parts)]
         classes = [np.empty(0, np.int32), *(part.classes for part in parts)]
@@ -59,7 +59,7 @@ def band_of(size: tuple[int, int], rank: int, ranks: int) -> Window:
     return Window(first, 0, end - first, size[1])
 
 
-def band_pieces(
+def make_band_polygons(
     mapped: Raster,
     band: Window,
     classes: NDArray[np.int32] | None,
@@ -68,15 +68,13 @@ def band_pieces(
     """Polygons of a band of the map, whole but for its upper and lower edge.
 
     Args:
-        mapped: The class map.
-        band: The rows.
         classes: Classes to make polygons of; None: all.
         part_done: Is called after each block, and may end the work.
 
     Raises:
         TilenetError: The map cannot be read.
     """
-    whole, cut = [], []
+    whole, cut = list[ClassPolygons](), list[ClassPolygons]()
     for row in range(band.row, band.row + band.height, BLOCK_PX):
         for col in range(0, band.width, BLOCK_PX):
             height = min(BLOCK_PX, band.row + band.height - row)
@@ -84,32 +82,32 @@ def band_pieces(
             pixels = mapped.read(block)
             values, valid = pixels.values[0].astype(np.int32), pixels.valid
             mask = valid if classes is None else valid & np.isin(values, classes)
-            pieces = _block_pieces(values, mask, block)
-            open_ended = touching(pieces.shapes, block, mapped.size)
-            whole.append(pieces.of(~open_ended))
-            cut.append(pieces.of(open_ended))
+            polygons = _make_block_polygons(values, mask, block)
+            is_cut = find_cut(polygons.shapes, block, mapped.size)
+            whole.append(polygons.take(~is_cut))
+            cut.append(polygons.take(is_cut))
             part_done()
-    return ClassPolygons.all([*whole, joined(ClassPolygons.all(cut))])
+    return ClassPolygons.concatenate([*whole, join(ClassPolygons.concatenate(cut))])
 
 
-def _block_pieces(
+def _make_block_polygons(
     values: NDArray[np.int32], mask: NDArray[np.bool_], block: Window
 ) -> ClassPolygons:
     # As flat numbers at once: GDAL's tuples take twelve times their bytes.
     points, lengths, owners, classes = array("d"), array("q"), array("q"), array("i")
     place = Affine.translation(block.col, block.row)
-    for shape, value in polygonised(values, mask, connectivity=4, transform=place):
+    for shape, value in polygonise(values, mask, connectivity=4, transform=place):
         for ring in shape["coordinates"]:
             points.extend(chain.from_iterable(ring))
             lengths.append(len(ring))
             owners.append(len(classes))
         classes.append(int(value))
     rings = np.repeat(np.arange(len(lengths)), lengths)
-    shapes = polygons_of(np.array(points).reshape(-1, 2), rings, np.array(owners))
+    shapes = build_polygons(np.array(points).reshape(-1, 2), rings, np.array(owners))
     return ClassPolygons(shapely.normalize(shapes), np.array(classes, np.int32))
 
 
-def touching(shapes: NDArray[Any], window: Window, size: tuple[int, int]) -> NDArray[np.bool_]:
+def find_cut(shapes: NDArray[Any], window: Window, size: tuple[int, int]) -> NDArray[np.bool_]:
     """Whether polygons within a window touch an edge of it that is not the map's."""
     left, top, right, bottom = shapely.bounds(shapes).T
     below, beyond = window.row + window.height, window.col + window.width
@@ -118,30 +116,30 @@ def touching(shapes: NDArray[Any], window: Window, size: tuple[int, int]) -> NDA
     return np.asarray(rows | cols)
 
 
-def joined(cut: ClassPolygons) -> ClassPolygons:
+def join(cut: ClassPolygons) -> ClassPolygons:
     """Polygons of one class that have an edge in common as one; those that share a corner stay two.
 
-    GEOS finds which pieces hang together, and dissolves those alone. A valid polygon's inside hangs
+    GEOS finds which hang together, and dissolves those alone. A valid polygon's inside hangs
     together by edges, so the parts of the result are the 4-connected patches of pixels.
     """
     parts = []
     for number in np.unique(cut.classes):
         union = shapely.disjoint_subset_union_all(cut.shapes[cut.classes == number])
-        shapes = shapely.normalize(corners_only(shapely.get_parts(union)))
+        shapes = shapely.normalize(drop_straight_points(shapely.get_parts(union)))
         parts.append(ClassPolygons(shapes, np.full(len(shapes), number, np.int32)))
-    return ClassPolygons.all(parts)
+    return ClassPolygons.concatenate(parts)
 
 
-def gathered(mine: ClassPolygons, comm: "MPI.Comm") -> ClassPolygons:
+def gather(mine: ClassPolygons, comm: "MPI.Comm") -> ClassPolygons:
     """Polygons of all ranks on rank 0; on the others no polygons. Collective."""
     if comm.rank:
         ends = np.cumsum(shapely.get_num_coordinates(mine.shapes)) // MESSAGE_POINTS
         for part in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(ends)) + 1):
             comm.send((shapely.to_wkb(mine.shapes[part]), mine.classes[part]), 0)
         comm.send(None, 0)
-        return ClassPolygons.all([])
+        return ClassPolygons.concatenate([])
     parts = [mine]
     for rank in range(1, comm.size):
         while (part := comm.recv(source=rank)) is not None:
             parts.append(ClassPolygons(shapely.from_wkb(part[0]), part[1]))
-    return ClassPolygons.all(parts)
+    return ClassPolygons.concatenate(parts)

@@ -12,14 +12,13 @@ from tilenet.mapping.mapper import Computed, Mapper
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["MapInMemory"]
+__all__ = ["MemorySink"]
 
 
-class MapInMemory:
+class MemorySink:
     """Has rank 0 keep the map's values, which it takes up in order; the others send them.
 
     Args:
-        comm: All ranks.
         window: Pixels of the image that the map shows.
         check: Called with each piece on the rank that computed it.
 

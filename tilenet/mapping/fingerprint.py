@@ -1,0 +1,52 @@
+"""What tells whether a file that a map is made of is still the same."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tilenet.data.rasters.opening import opened
+from tilenet.errors import TilenetError
+
+__all__ = ["describe_files", "hash_file", "list_files"]
+
+
+def list_files(paths: Iterable[str]) -> list[str]:
+    """The files, and those that VRTs read through other VRTs, of which GDAL does not tell."""
+    files = list(paths)
+    for path in files:  # which grows
+        if path.lower().endswith(".vrt"):
+            with suppress(TilenetError), opened(path) as inner:
+                files += [file for file in map(str, inner.files) if file not in files]
+    return files
+
+
+def describe_files(paths: Iterable[str]) -> list[list[Any]]:
+    """Of each file its name, bytes and time of its last change; the name alone of no local file."""
+    facts: list[list[Any]] = []
+    for path in paths:
+        facts.append([os.path.basename(path)])
+        with suppress(OSError):
+            status = os.stat(path)
+            facts[-1] += [status.st_size, status.st_mtime_ns]
+    return facts
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        TilenetError: It cannot be read.
+    """
+    try:
+        checksum = hashlib.sha256()
+        with open(path, "rb") as file:
+            while part := file.read(1 << 24):
+                checksum.update(part)
+    except OSError as error:
+        raise TilenetError(
+            f"a checkpoint's files must be whole ({path}: {error.strerror}); use another checkpoint"
+        ) from error
+    return checksum.hexdigest()

@@ -1,0 +1,49 @@
+"""What a finished map says of itself: its classes, or numbers and their unit."""
+
+import numpy as np
+
+from tilenet.data.rasters.raster import Raster
+from tilenet.errors import TilenetError
+from tilenet.storage.class_names import names_in_map
+
+__all__ = ["check_class_map", "holds_numbers", "read_class_names", "read_unit"]
+
+
+def read_class_names(map_path: str) -> tuple[str, ...]:
+    """Names of the map's values 0, 1, …, as far as it says them.
+
+    Raises:
+        TilenetError: The map cannot be opened.
+    """
+    with Raster(map_path) as mapped:
+        return names_in_map(map_path, mapped.dataset.tags(1))
+
+
+def check_class_map(mapped: Raster) -> None:
+    """Refuse what holds no classes.
+
+    Raises:
+        TilenetError: It has several bands, or numbers that are not whole.
+    """
+    if len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
+        raise TilenetError(
+            f"a class map has one band of whole numbers ({mapped.path}: {len(mapped.bands)} of "
+            f"{mapped.dtype}); make it with tilenet predict --output classes"
+        )
+
+
+def holds_numbers(map_path: str) -> bool:
+    """Whether a map is of a regression: one band of floats.
+
+    Raises:
+        TilenetError: It cannot be opened.
+    """
+    with Raster(map_path) as mapped:
+        return len(mapped.bands) == 1 and bool(np.issubdtype(mapped.dtype, np.floating))
+
+
+def read_unit(map_path: str) -> str | None:
+    """The unit of a map's numbers; None: it does not say."""
+    with Raster(map_path) as mapped:
+        unit: str | None = mapped.dataset.units[0]
+        return unit or None

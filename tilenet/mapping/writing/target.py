@@ -1,0 +1,125 @@
+"""The place of a map: checked before any work, locked while it lasts, taken at its end."""
+
+import os
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from tilenet.data.rasters.stack import stacked_paths
+from tilenet.errors import TilenetError
+from tilenet.mapping.writing.class_colours import class_colours
+from tilenet.storage.atomic import check_name, put
+from tilenet.storage.lock import Lock
+from tilenet.storage.map_style import put_style, style_text
+
+__all__ = ["check_target", "claim_target", "lock_target", "put_map"]
+
+
+def check_target(
+    path: str,
+    *,
+    overwrite: bool,
+    image: str | None = None,
+    what: str = "a map",
+    ending: str = ".tif",
+) -> None:
+    """Refuse a map that exists, or a directory that cannot be written, before any work is done.
+
+    Args:
+        image: What it is made of.
+        what: It is, for errors.
+        ending: Of a name that it may have.
+
+    Raises:
+        TilenetError: With the remedy.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    if (
+        image is not None
+        and os.path.exists(path)
+        and os.path.realpath(path) in map(os.path.realpath, _files_of(image))
+    ):
+        raise TilenetError(f"{what} may not replace its image ({path}); give it another name")
+    if os.path.isdir(path):
+        raise TilenetError(
+            f"{what} is a file ({path} is a directory); give it a name ending in {ending}"
+        )
+    if os.path.exists(path) and not overwrite:
+        raise TilenetError(
+            f"{what} is not overwritten unasked ({path} exists); add --overwrite or another name"
+        )
+    if not os.path.isdir(folder):
+        raise TilenetError(f"{what} needs an existing directory ({folder} is not); make it first")
+    check_name(what, path)
+    name = os.path.basename(path)
+    probe = os.path.join(folder, f".{name}.probe.part")
+    try:
+        with open(probe, "wb"):
+            pass
+        os.remove(probe)
+    except OSError as error:
+        raise TilenetError(
+            f"{what} needs a directory that can be written ({folder}: {error.strerror}); choose "
+            "another one"
+        ) from error
+
+
+def claim_target(path: str, image: str, stack: ExitStack, *, overwrite: bool) -> Lock:
+    """Check the place of a map, and lock it; `stack` releases the lock.
+
+    Raises:
+        TilenetError: As in `check_target`, or another job writes the map.
+    """
+    check_target(path, overwrite=overwrite, image=image)
+    lock = stack.enter_context(lock_target(path))
+    # Once more: another job may have made the map while this one waited for the lock.
+    check_target(path, overwrite=overwrite, image=image)
+    return lock
+
+
+def lock_target(path: str) -> Lock:
+    """Lock a map, next to which other jobs would write the same files.
+
+    Raises:
+        TilenetError: Another job writes it.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    return Lock(Path(folder, f".{name}.lock.part"), f"the map {path}")
+
+
+def _files_of(image: str) -> list[str]:
+    """All that a name of an image may stand for, the file in NETCDF:"file":variable too."""
+    parts = (image, *stacked_paths(image))
+    return [piece for part in parts for piece in (part, *re.split('[":!?]+', part)) if piece]
+
+
+def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
+    """Put a finished map in its place, next to it names of values for GDAL, a style for QGIS.
+
+    What an older map left there, names and statistics, would be taken for this one's.
+
+    Args:
+        aside: The map, on the same disk.
+        path: Its place.
+        categories: Meanings of the values 0, 1, …; empty: they have none.
+    """
+    side_file, names = f"{path}.aux.xml", f"{aside}.names"
+    try:
+        if categories:
+            named = "".join(f"<Category>{escape(name)}</Category>" for name in categories)
+            with open(names, "w", encoding="utf-8") as file:
+                file.write(
+                    '<PAMDataset><PAMRasterBand band="1"><CategoryNames>'
+                    f"{named}</CategoryNames></PAMRasterBand></PAMDataset>\n"
+                )
+        if os.path.exists(side_file):
+            os.remove(side_file)
+        put(aside, path)
+        if categories:
+            put(names, side_file)
+        colours = class_colours(len(categories))
+        put_style(path, style_text(categories, colours) if categories else None)
+    finally:
+        if os.path.exists(names):
+            os.remove(names)
