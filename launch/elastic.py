@@ -5,7 +5,8 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 
 from tilenet.errors import TilenetError
-from tilenet.planning.advise import fitting_plans, why_nothing_fits
+from tilenet.planning.advise import why_nothing_fits
+from tilenet.planning.fitting import find_fitting
 from tilenet.planning.machines import Machine
 from tilenet.planning.replan import question_again
 
@@ -40,7 +41,7 @@ def job_of_least(path: Path, facts: Machine, least: int) -> PlannedJob:
             f"a plan that is made again for fewer nodes must be of the machine of the job (plan: "
             f"{question.machine.name}, job: {facts.name}); plan with --machine {facts.name}"
         )
-    plans = fitting_plans(question, alone=True)
+    plans = find_fitting(question, alone=True)
     if not plans:
         raise TilenetError(f"{least} nodes: {why_nothing_fits(question)}")
     plan = plans[0]

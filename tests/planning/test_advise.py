@@ -8,7 +8,8 @@ import pytest
 from questions import small_machine
 
 from tilenet.geometry.unet import UNetOptions
-from tilenet.planning.advise import CHOICES, first_plan, fitting_plans, why_nothing_fits
+from tilenet.planning.advise import CHOICES, why_nothing_fits
+from tilenet.planning.fitting import find_first, find_fitting
 from tilenet.planning.plan import Question
 from tilenet.planning.search import Search
 
@@ -33,7 +34,7 @@ OF_NORMS: dict[str, dict[str, Any]] = {
 
 
 def sentence(asked: Question) -> str:
-    assert fitting_plans(asked) == []
+    assert find_fitting(asked) == []
     said = why_nothing_fits(asked)
     assert "\n" not in said
     return said
@@ -68,13 +69,13 @@ def test_every_remedy_named_fits_when_it_is_tried(
     said = sentence(asked)
     named = {name for name in tried if f"; {name}: " in said or f"; or {name}: " in said}
     for name in named:
-        plan = first_plan(replace(asked, **tried[name]))
+        plan = find_first(replace(asked, **tried[name]))
         assert plan is not None
         assert f"{name}: {plan.layout} take " in said
     assert named >= remedies
     for name in tried.keys() - named:
         question = replace(asked, **tried[name])
-        plan = first_plan(question)
+        plan = find_first(question)
         assert plan is None or str(plan.layout) in said  # another remedy says the same
 
 

@@ -16,10 +16,10 @@ from tilenet.geometry.sweep import strip_edges, sweep
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.parallel.exchange.swept_partitions import idle_share
-from tilenet.planning.advise import first_plan, fitting_plans
 from tilenet.planning.compatibility import obstacle
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.explain import answer, explain
+from tilenet.planning.fitting import find_first, find_fitting
 from tilenet.planning.halo_modes import FASTER, plan_modes
 from tilenet.planning.memory.swept_partitions import partition_peaks
 from tilenet.planning.memory.trained_sweeps import plan_sweeps, trained_bytes
@@ -41,7 +41,7 @@ def plans_of(**changes: Any) -> list[Plan]:
 @pytest.mark.parametrize("seed", range(0, 40, 4))
 def test_auto_takes_the_fastest_that_is_trained(seed: int) -> None:
     question = replace(small_question(seed), halo="exact", halo_mode="auto")
-    fastest = {mode: first_plan(replace(question, halo_mode=mode)) for mode in MODES}
+    fastest = {mode: find_first(replace(question, halo_mode=mode)) for mode in MODES}
     trained = {
         mode: plan
         for mode, plan in fastest.items()
@@ -155,7 +155,7 @@ def test_strips_over_partitions_where_a_rank_per_device_does_not_fit() -> None:
     )
 
     def on(memory_bytes: int) -> Plan | None:
-        return first_plan(replace(question, machine=small_machine(2, memory_bytes), reserve=0))
+        return find_first(replace(question, machine=small_machine(2, memory_bytes), reserve=0))
 
     alone = on(2**40)
     assert alone is not None
@@ -256,10 +256,10 @@ def test_nothing_is_searched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fitting(question: Question, *, alone: bool = False) -> list[Plan]:
         searched.append(question)
-        return fitting_plans(question, alone=alone)
+        return find_fitting(question, alone=alone)
 
-    monkeypatch.setattr("tilenet.planning.halo_modes.fitting_plans", fitting)
-    monkeypatch.setattr("tilenet.planning.advise.fitting_plans", fitting)
+    monkeypatch.setattr("tilenet.planning.halo_modes.find_fitting", fitting)
+    monkeypatch.setattr("tilenet.planning.fitting.find_fitting", fitting)
     network = replace(OPTIONS, poolings=2, convolutions=2)
     machine = small_machine(4, 3 << 20)
     asked = replace(SWEPT, options=network, image=(600, 300), machine=machine, partitions=None)
@@ -301,10 +301,20 @@ def test_both_are_said() -> None:
     assert f"instead of     halo_mode sweep, {strips}: " in text
 
 
-def test_a_plan_by_sweeps_in_words() -> None:
-    text = explain(answer(replace(SWEPT, partitions=3)))
-    assert "1 tile per rank, in strips of 64 × 72 px at most, each computed twice forward" in text
-    assert "halo exchanged between ranks; work ratio 1.01" in text
+@pytest.mark.parametrize(
+    ("partitions", "width", "halo"), [(1, 24, "halo exchanged between ranks"), (3, 72, "no halo")]
+)
+def test_a_plan_by_sweeps_in_words(partitions: int, width: int, halo: str) -> None:
+    text = explain(answer(replace(SWEPT, partitions=partitions)))
+    strips = f"in strips of 64 × {width} px at most, each computed twice forward"
+    assert f"1 tile per rank, {strips}" in text
+    assert f", {halo}; work ratio 1.01" in text
+
+
+def test_a_balance_says_the_number_of_partitions() -> None:
+    question = replace(SWEPT, partitions=None, balance=(4, 4, 3))
+    assert question.partitions == 3
+    assert {plan.layout.partitions for plan in plan_modes(question)} == {3, 1}
 
 
 def test_keys_of_a_sweep() -> None:

@@ -91,8 +91,6 @@ def _question(options: Namespace, arguments: Sequence[str]) -> Question:
     same = {name: value for name, value in vars(options).items() if name in names}
     same |= {"options": network, "epsilon_px": epsilon, "image": image, "machine": facts}
     same |= {"grid": tiles.grid, "tile_px": tiles.size_px}
-    if options.partitions is None and options.balance is not None:
-        same["partitions"] = len(options.balance)
     if options.profile:
         same["profile"] = read_profile(Path(options.profile))
     return Question(**same)

@@ -96,8 +96,6 @@ def plan(
     for name in ("grid", "balance"):
         if options.get(name) is not None:
             options[name] = tuple(options[name])
-    if options.get("balance") is not None and options.get("partitions") is None:
-        options["partitions"] = len(options["balance"])
     question = Question(network, epsilon_px, image, facts_of(machine), **options)
     best, *others = answer(question)
     return Plans(best, tuple(others))

@@ -4,14 +4,12 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.compatibility import whole_image
-from tilenet.planning.plan import MODES, Plan, Question
-from tilenet.planning.search import Search
-from tilenet.planning.swept_plan import fitting_sweeps, swept_plans
+from tilenet.planning.fitting import find_first, find_leanest
+from tilenet.planning.plan import MODES, Question
 
-__all__ = ["ALL_OPEN", "first_plan", "fitting_plans", "why_nothing_fits"]
+__all__ = ["ALL_OPEN", "why_nothing_fits"]
 
 GIB = 2**30
 CHOICES = ("grid", "tile_px", "partitions", "balance", "micro_batches", "mbpp", "checkpointing")
@@ -20,7 +18,7 @@ ALL_OPEN: dict[str, Any] = dict.fromkeys(CHOICES)  # left to the planner
 
 def why_nothing_fits(question: Question) -> str:
     """One sentence: what the leanest layout needs, and what would do."""
-    leanest = _leanest(question)
+    leanest = find_leanest(question)
     needed = "a feature map has 2³¹ elements or more in every micro-batch"
     if leanest is not None:
         needed = (
@@ -41,7 +39,7 @@ def why_nothing_fits(question: Question) -> str:
     changes = {}
     for words, change in remedies.items():
         changed = replace(question, **change)
-        plan = None if changed == question else first_plan(changed)
+        plan = None if changed == question else find_first(changed)
         if plan is not None and plan.layout not in changes:
             changes[plan.layout] = f"{words}: {plan.layout} take {_gib(plan.device_bytes)}"
     remedy = "; or ".join(changes.values())
@@ -54,36 +52,6 @@ def why_nothing_fits(question: Question) -> str:
         f"of {_gib(question.machine.memory_bytes)} on {question.machine.device}, "
         f"{question.reserve:.0%} kept free); {remedy or 'take a smaller network'}"
     )
-
-
-def fitting_plans(question: Question, *, alone: bool = False) -> list[Plan]:
-    """The fastest plan with the question's halo mode, and its rivals; empty: nothing fits.
-
-    Args:
-        alone: Whether to look for no rivals.
-
-    Raises:
-        TilenetError: No layout answers the question.
-    """
-    if question.halo_mode == "sweep":
-        return fitting_sweeps(question)[: 1 if alone else None]
-    search = Search(question)
-    return search.best(1) if alone else search.answer()
-
-
-def first_plan(question: Question) -> Plan | None:
-    """The fastest plan with the question's halo mode; None: nothing fits, or it is refused."""
-    try:
-        return next(iter(fitting_plans(question, alone=True)), None)
-    except TilenetError:  # a machine without that precision, a network that is not swept
-        return None
-
-
-def _leanest(question: Question) -> Plan | None:
-    """The plan that needs least memory; None: kernels cannot index its maps."""
-    if question.halo_mode != "sweep":
-        return Search(question).leanest()
-    return min(swept_plans(question), key=lambda plan: plan.device_bytes, default=None)
 
 
 def _gib(num_bytes: int) -> str:

@@ -230,7 +230,8 @@ def _node_hours(plan: Plan) -> str:
 
 def _halo(plan: Plan) -> str:
     if plan.halo_mode != "overlap":
-        return "halo exchanged between ranks"
+        alone = plan.layout.grid == (1, 1)
+        return "no halo" if alone else "halo exchanged between ranks"
     return f"halo {plan.halo_px} px, overlap"
 
 

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tilenet.errors import TilenetError
-from tilenet.planning.advise import ALL_OPEN, first_plan, fitting_plans, why_nothing_fits
+from tilenet.planning.advise import ALL_OPEN, why_nothing_fits
 from tilenet.planning.compatibility import obstacle
+from tilenet.planning.fitting import find_first, find_fitting
 from tilenet.planning.plan import MODES, Plan, Question
 
 __all__ = ["plan_modes"]
@@ -28,31 +29,33 @@ def plan_modes(question: Question, *, alone: bool = False) -> list[Plan]:
     tried: list[Question] = []
     modes = MODES if question.halo_mode == "auto" else (question.halo_mode,)
     for mode in modes:
-        asked = replace(question, halo_mode=mode)
+        of_mode = replace(question, halo_mode=mode)
         try:
-            plans = fitting_plans(asked, alone=alone)
+            plans = find_fitting(of_mode, alone=alone)
         except TilenetError as error:
             refusals.append(error)
             continue
-        tried.append(asked)
+        tried.append(of_mode)
         if plans:
             by_mode[mode] = plans
             if not _has_halos(plans[0]):
                 break
     if not by_mode:
         raise TilenetError(why_nothing_fits(tried[0])) if tried else refusals[0]
-    chosen = _chosen(plans[0] for plans in by_mode.values())
+    chosen = _choose(plans[0] for plans in by_mode.values())
     if alone:
         return [chosen]
-    others = []
+    plans = by_mode[chosen.halo_mode]
     for mode in MODES if _has_halos(chosen) else ():
-        if mode != chosen.halo_mode:
-            left_open = replace(question, halo_mode=mode, **ALL_OPEN)
-            plan = by_mode[mode][0] if mode in by_mode else None
-            if plan is None and left_open not in tried:
-                plan = first_plan(left_open)
-            others += [plan] if plan is not None and _is_trained(plan) else []
-    return [*by_mode[chosen.halo_mode], *others]
+        if mode == chosen.halo_mode:
+            continue
+        left_open = replace(question, halo_mode=mode, **ALL_OPEN)
+        plan = by_mode[mode][0] if mode in by_mode else None
+        if plan is None and left_open not in tried:
+            plan = find_first(left_open)
+        if plan is not None and _is_trained(plan):
+            plans.append(plan)
+    return plans
 
 
 def _has_halos(plan: Plan) -> bool:
@@ -67,7 +70,7 @@ def _is_trained(plan: Plan) -> bool:
     return obstacle(plan.question.layers, plan.layout.grid, plan.mesh, plan.halo_mode) is None
 
 
-def _chosen(plans: Iterable[Plan]) -> Plan:
+def _choose(plans: Iterable[Plan]) -> Plan:
     """The plan to take, of the fastest with each mode."""
     plans = list(plans)
     plans = list(filter(_is_trained, plans)) or plans

@@ -87,7 +87,7 @@ class Question:
         grid: Tiles along rows and columns.
         tile_px: Largest own size of a tile.
         partitions: Devices per rank.
-        balance: Layers per partition.
+        balance: Layers per partition, which says how many partitions there are.
         micro_batches: Micro-batches of a rank in the pipeline at once, each a tile or a stack.
         mbpp: Micro-batches per partition, the paper's measure; micro_batches = mbpp · partitions.
         checkpointing: Which micro-batches are computed again in backward.
@@ -117,6 +117,10 @@ class Question:
     swap: Literal["off", "auto", "all"] = "off"
     reserve: float = 0.1
     profile: Profile | None = None
+
+    def __post_init__(self) -> None:
+        if self.partitions is None and self.balance is not None:
+            object.__setattr__(self, "partitions", len(self.balance))
 
     @property
     def layers(self) -> tuple[Layer, ...]:

@@ -188,6 +188,14 @@ def _fixed_bytes(estimator: Estimator, balance: Sequence[int], image_bytes: int)
     return [states[0] + image_bytes, *states[1:]]
 
 
+def _seconds_of(times: Sequence[LayerTime], blocks: Sequence[tuple[int, int]]) -> list[float]:
+    """Seconds of each block's layers, which run twice forward and once backward."""
+    return [
+        sum(2 * time.forward_s + time.backward_s for time in times[first:stop])
+        for first, stop in blocks
+    ]
+
+
 def _moving(estimator: Estimator, part: _Part, blocks: Sequence[tuple[int, int]]) -> list[float]:
     """Seconds in which a part's rows and gradients come to each partition from its neighbours.
 
@@ -217,12 +225,8 @@ def _plan(
     link, item_bytes = estimator.link(partitions), ITEM_BYTES[question.precision]
     waits = halo_times(layers, tiling, item_bytes, link, num_strips)
     blocks = list(pairwise([0, *accumulate(balance)]))
-    seconds = [
-        sum(2 * time.forward_s + time.backward_s for time in times[a:b])
-        for times in (estimator.times((1, part.height, part.width)), waits)
-        for a, b in blocks
-    ]
-    computing, waiting = seconds[:partitions], seconds[partitions:]
+    computing = _seconds_of(estimator.times((1, part.height, part.width)), blocks)
+    waiting = _seconds_of(waits, blocks)
     images = estimator.images(partitions)
     moving = _moving(estimator, part, blocks)
     # The pipeline fills and drains.
