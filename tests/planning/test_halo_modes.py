@@ -10,7 +10,7 @@ from questions import small_machine, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import Conv, GlobalPool, Join, Stash
+from tilenet.geometry.layers import Conv, GlobalPool, Join, Layer, Stash
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import strip_edges, sweep
 from tilenet.geometry.tiles import Cut, HaloRule, cut
@@ -30,6 +30,10 @@ from tilenet.planning.time.messages import halo_times
 
 pytestmark = pytest.mark.usefixtures("fewer_layouts")
 OPTIONS = UNetOptions(poolings=1, convolutions=1, base=4, bands=3, classes=2)
+AVERAGING: tuple[Layer, ...] = (
+    *(Conv(3, 4, padding=1), Stash(4, 4, "map"), GlobalPool(4, 4)),
+    *(Join(4, 4, ("map",), "multiply", 1), Conv(4, 2, padding=1)),
+)
 SWEPT = Question(OPTIONS, 3, (90, 71), small_machine(3, 2**26), halo_mode="sweep", partitions=1)
 
 
@@ -215,6 +219,29 @@ def test_what_is_not_swept(changes: dict[str, Any], words: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
+def test_a_sweep_gives_all_ranks_of_an_image_columns() -> None:
+    """Of four ranks, which exchange as 2 × 2."""
+    question = replace(SWEPT, machine=small_machine(4, 2**26))
+    meshes = {mode: find_first(replace(question, halo_mode=mode)) for mode in MODES[1:]}
+    assert {mode: plan and plan.mesh for mode, plan in meshes.items()} == {
+        "exchange": (1, 2, 2),
+        "sweep": (1, 1, 4),
+    }
+
+
+def test_what_train_refuses_is_not_taken() -> None:
+    """Ranks as 2 × 2 each need a tile for an average, of which one row of pixels has too few."""
+    machine = replace(small_machine(4, 2**26), message_s=1e-2)
+    network = OwnNetwork("averaging", AVERAGING)
+    question = replace(SWEPT, options=network, image=(1, 301), machine=machine, halo_mode="auto")
+    overlap = find_first(replace(question, halo_mode="overlap"))
+    assert overlap is not None
+    assert obstacle(AVERAGING, overlap.layout.grid, overlap.mesh) is not None
+    first, *_ = plan_modes(question)
+    assert first.halo_mode == "sweep"
+    assert first.step_s > overlap.step_s
+
+
 def test_a_sweep_needs_a_column_per_rank() -> None:
     narrow = replace(SWEPT, image=(90, 4))
     with pytest.raises(TilenetError, match=r"90 × 4 px, columns in multiples of 2 .* image: 3\)"):
@@ -225,11 +252,7 @@ def test_a_sweep_needs_a_column_per_rank() -> None:
 
 
 def test_averages_whose_maps_do_not_fit_are_said() -> None:
-    layers = (
-        *(Conv(3, 4, padding=1), Stash(4, 4, "map"), GlobalPool(4, 4)),
-        *(Join(4, 4, ("map",), "multiply", 1), Conv(4, 2, padding=1)),
-    )
-    asked = replace(SWEPT, options=OwnNetwork("averaging", layers), image=(900, 900))
+    asked = replace(SWEPT, options=OwnNetwork("averaging", AVERAGING), image=(900, 900))
 
     def on(memory_bytes: int) -> list[Plan]:
         return plan_modes(replace(asked, machine=small_machine(1, memory_bytes)))
