@@ -118,9 +118,14 @@ def test_a_tile_alone_is_not_called_approximate(capsys: Capture) -> None:
     assert "approximate: the halo (0 px)" in printed(capsys, *arguments, "--halo", "0")
 
 
-def test_exchange_is_said_to_take_no_halo(capsys: Capture) -> None:
-    said = printed(capsys, *SMALL, "--image", "99x70", "--halo-mode", "exchange")
-    assert "halo exchanged between ranks; work ratio 1.01" in said
+@pytest.mark.parametrize(
+    ("partitions", "halo"), [("1", "halo exchanged between ranks"), ("6", "no halo")]
+)
+def test_exchange_takes_a_halo_where_there_are_neighbours(
+    capsys: Capture, partitions: str, halo: str
+) -> None:
+    asked = ["--image", "99x70", "--halo-mode", "exchange", "--partitions", partitions]
+    assert re.search(rf", {halo}; work ratio 1\.0\d", printed(capsys, *SMALL, *asked))
 
 
 def tight(capsys: Capture, share: float, *arguments: str) -> list[str]:
