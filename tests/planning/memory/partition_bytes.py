@@ -85,6 +85,8 @@ class _Meter:
                 """As to another device: a copy, which is there."""
                 with _disable_current_modes(), torch.no_grad():
                     copies = None if message is None else [_copy(one) for one in message]
+                if message is not None:
+                    message.clear()
                 tensors = [_tensor(one) for one in copies or [] if one is not None]
                 meter.lives[other].charge(tensors)
                 del tensors
@@ -93,6 +95,8 @@ class _Meter:
                     if meter.waits.get(other) == self.number:
                         del meter.waits[other]
                     meter.news.notify_all()
+                del copies
+                meter.let_others_go_on(self.number)
 
         return Worker
 
@@ -127,8 +131,8 @@ def bytes_of_partitions(
 
     Args:
         labels: (1, H, W).
-        slow: The partition that begins a strip, or goes on with what came, when all others wait;
-            None: none does.
+        slow: The partition that begins a strip, or goes on with what came or went, when all others
+            wait; None: none does.
     """
     size = labels.shape[1], labels.shape[2]
     image = torch.randn(1, 3, *size)

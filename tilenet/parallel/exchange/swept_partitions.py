@@ -245,16 +245,16 @@ class _Worker:
         }
         with torch.enable_grad():
             measured = self._pass(strip, arrived)
-        recomputed = _Strip(
+        after = [_edge(rows) for rows in of_layers(self.sweep.state)]
+        # Backward does not need these tensors, only those that layers saved.
+        self.sweep.state = []
+        return _Strip(
             leaves,
             {other: [rows for *_, rows in maps] for other, maps in arrived.items()},
-            [_edge(rows) for rows in of_layers(self.sweep.state)],
+            after,
             self._send_rows(),
             None if measured is None else _edge(measured),
         )
-        # Backward does not need these tensors, only those that layers saved.
-        self.sweep.state = []
-        return recomputed
 
     def _backpropagate(
         self, strip: _Strip, of_state: list[Tensor | None], gradient: Tensor
@@ -282,24 +282,34 @@ class _Worker:
             begins, gradients = map(list, zip(*ends, strict=True))
             del ends
             of_leaves = list(torch.autograd.grad(begins, leaves, gradients, allow_unused=True))
-        stop = len(strip.state)
+        stop, messages = len(strip.state), dict[int, list[Tensor | None]]()
         before, of_leaves = of_leaves[:stop], of_leaves[stop:]
         for other, arrived in strip.arrived.items():
             of_rows, of_leaves = of_leaves[: len(arrived)], of_leaves[len(arrived) :]
             device = self.devices[other]
-            self._send(other, [None if rows is None else rows.to(device) for rows in of_rows])
+            messages[other] = [None if rows is None else rows.to(device) for rows in of_rows]
+            del of_rows
+        del of_leaves
+        self._send_all(messages)
         return before
 
     def _send_rows(self) -> dict[int, list[GradientEdge | None]]:
         """Send computed rows to the partitions that need them; return the edges of these rows."""
-        edges = {}
+        edges, messages = {}, {}
         for other in self.behind:
             maps = [rows for rows in self.sweep.rows_for_others if rows[0] in self.reads[other]]
             device = self.devices[other]
-            self._send(other, [(n, first, rows.detach().to(device)) for n, first, rows in maps])
+            messages[other] = [(n, first, rows.detach().to(device)) for n, first, rows in maps]
             edges[other] = [_edge(rows) for *_, rows in maps]
+            del maps
         self.sweep.rows_for_others = []
+        self._send_all(messages)
         return edges
+
+    def _send_all(self, messages: dict[int, list[Any]]) -> None:
+        """Send messages, of which nothing is held here: what others answer may come at once."""
+        for other in list(messages):
+            self._send(other, messages.pop(other))
 
     def _send(self, other: int, message: Any) -> None:
         self.posts[self.number, other].put(message)
