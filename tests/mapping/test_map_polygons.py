@@ -14,6 +14,7 @@ from rasterio.control import GroundControlPoint
 from rasterio.features import shapes as polygonised
 
 from tilenet.__main__ import main
+from tilenet.data.rasters import handles
 from tilenet.mapping.polygons import class_polygons
 
 Capture = pytest.CaptureFixture[str]
@@ -258,7 +259,7 @@ def test_what_cannot_be_done_is_one_sentence(
     polygons(globe, out)
     comm.allgather(capfd.readouterr())
     nowhere, wrong = shared_path / "no" / "out.fgb", shared_path / "out.shp"
-    fresh = shared_path / "fresh.gpkg"
+    fresh, held = shared_path / "fresh.gpkg", len(handles.RECENT)
     for arguments, code, said in (
         ([path, out], 1, "a file of polygons is not overwritten unasked"),
         ([path, nowhere], 1, "a file of polygons needs an existing directory"),
@@ -278,6 +279,7 @@ def test_what_cannot_be_done_is_one_sentence(
         assert said in printed
         assert printed.count("\n") == 1
         assert not fresh.exists()
+        assert len(handles.RECENT) == held  # no rank keeps the map open
 
 
 @pytest.mark.ranks(1)

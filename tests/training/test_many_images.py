@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+from collections import OrderedDict
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -250,6 +251,7 @@ def test_files_stay_open_from_header_to_survey(
     run = run_file(shared_path, scenes, NETWORK)
     monkeypatch.setattr(handles, "MOST_OPEN", most)
     monkeypatch.setattr(handles, "LATEST", latest)
+    monkeypatch.setattr(handles, "RECENT", OrderedDict())  # none that another test left open
     paths = noted_openings(monkeypatch)
     with ExitStack() as stack:
         opened = open_images(run, stack, RankControl(comm))

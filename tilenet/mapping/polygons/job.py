@@ -6,6 +6,7 @@ polygons. It simplifies them, since an edge that two polygons share is cut alike
 and all that meet them, are seen whole: of blocks, places of cuts would stay as corners.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,18 +69,18 @@ def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
     Raises:
         AgreedError: On all ranks, for what any of them found wrong.
     """
-    with agreed(comm):
-        check_ending(job.out)
-        if comm.rank == 0:
-            check_target(
-                job.out,
-                overwrite=job.overwrite,
-                image=job.map,
-                what="a file of polygons",
-                ending=".gpkg",
-            )
-        mapped = Raster(job.map)
-    with mapped:
+    with ExitStack() as stack:
+        with agreed(comm):
+            check_ending(job.out)
+            if comm.rank == 0:
+                check_target(
+                    job.out,
+                    overwrite=job.overwrite,
+                    image=job.map,
+                    what="a file of polygons",
+                    ending=".gpkg",
+                )
+            mapped = stack.enter_context(Raster(job.map))
         with agreed(comm):
             names = names_in_map(job.map, mapped.dataset.tags(1))
             numbers = _choose_classes(job, mapped, names)
