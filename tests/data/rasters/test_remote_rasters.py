@@ -116,6 +116,7 @@ def test_a_plus_sign_in_an_address_is_read_in_a_stack_too(tiled: Path) -> None:
     (tiled / "t.tif").rename(tiled / "t+1.tif")
     local = str(tiled / "t+1.tif")
     with served(tiled) as server:
-        with Raster(f"{server.url}/t+1.tif+{local}+{server.url}/t+1.tif") as stack:
-            pixels = stack.read(Window(0, 0, 64, 64))
+        stack = Raster(f"{server.url}/t+1.tif+{local}+{server.url}/t+1.tif")
+        pixels = stack.read(Window(0, 0, 64, 64))
+        stack.close()
     assert np.array_equal(pixels.values, np.concatenate([PIXELS[:, :64, :64]] * 3))
