@@ -67,8 +67,12 @@ def _plot(plan: Plan, path: Path) -> None:
             f"a timeline is of micro-batches, which a sweep does not have (plot: {path}, "
             "halo_mode: sweep); leave --plot out, or take --halo-mode overlap or exchange"
         )
-    timeline = Estimator(plan.question).timeline(layout, plan.balance, layout.micro_batches)
-    plot_timeline(timeline, path, f"One mini-batch: {layout}")
+    estimator, number = Estimator(plan.question), layout.micro_batches
+    if layout.flows:  # enough to see it fill, flow and drain
+        of_step = estimator.micro_batches(layout.grid, layout.partitions)
+        number = min(of_step, 3 * layout.partitions)
+    timeline = estimator.timeline(layout, plan.balance, number)
+    plot_timeline(timeline, path, f"{number} micro-batches: {layout}")
 
 
 def _question(options: Namespace, arguments: Sequence[str]) -> Question:
@@ -159,6 +163,7 @@ def _parser() -> Arguments:
     run.add_argument("--micro-batches", type=int, metavar="N", help="tiles at once, in all")
     run.add_argument("--mbpp", type=int, metavar="N", help="the same, per partition")
     run.add_argument("--checkpointing", choices=["always", "except_last", "never"])
+    run.add_argument("--pipeline", choices=["gpipe", "1f1b"], default="gpipe", help="schedule")
     run.add_argument(
         "--swap",
         choices=["off", "auto", "all"],

@@ -79,7 +79,7 @@ def plan(
         machine: A machine as in `tilenet plan --machine`.
         options: `nodes`, `num_images`, `batch_size`, `precision`, `optimizer`, `halo`, `halo_mode`,
             `grid`, `tile_px`, `partitions`, `balance`, `micro_batches`, `mbpp`, `checkpointing`,
-            `swap`, `reserve`, as in `tilenet plan`; what is left out is chosen.
+            `pipeline`, `swap`, `reserve`, as in `tilenet plan`; what is left out is chosen.
 
     Raises:
         TilenetError: Nothing fits, and the error says what would; or a rule is broken.

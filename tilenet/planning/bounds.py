@@ -61,18 +61,20 @@ class Bounds:
 
     def seconds_that_fit(self, layout: Layout) -> float:
         """At least these seconds takes a plan that fits its devices; infinite where none does."""
-        return self._step_s(layout, layout.micro_batches)
+        # With one forward, one backward it holds one micro-batch.
+        return self._step_s(layout, 1 if layout.flows else layout.micro_batches)
 
     def _step_s(self, layout: Layout, micro_batches: int | None) -> float:
         shape = self.estimator.shape(layout)
         total = self.estimator.micro_batches(layout.grid, layout.partitions)
-        mini_batches = len(mini_batch_sizes(total, layout.micro_batches))
-        again = layout.checkpointing != "never"
+        drains = 1 if layout.flows else len(mini_batch_sizes(total, layout.micro_batches))
+        # With one forward, one backward the last partition computes nothing again.
+        again = layout.checkpointing != "never" and not layout.flows
         swap = layout.swap
         slowest_s = self.slowest_s(shape, layout.partitions, micro_batches, again, swap)
         if slowest_s == inf:
             return inf
-        pipeline_s = mini_batches * self.through_s(shape) + (total - mini_batches) * slowest_s
+        pipeline_s = drains * self.through_s(shape) + (total - drains) * slowest_s
         step_s = pipeline_s + self.estimator.least_rest_s(layout.partitions)
         return max(step_s, self.estimator.read_s(layout))
 

@@ -12,9 +12,9 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
 from tilenet.model.choices import Checkpointing, HaloMode
-from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import block_seconds, without_cuts
 from tilenet.planning.compatibility import mini_batch_sizes, most_micro_batches, most_stacked
+from tilenet.planning.memory.flow import flow_bytes
 from tilenet.planning.memory.layer import LayerBytes, layer_bytes
 from tilenet.planning.memory.partition import block_bytes, partition_bytes
 from tilenet.planning.memory.states import OPTIMIZER_STATES, sharers, states_kept
@@ -28,10 +28,10 @@ from tilenet.planning.swap.plan import (
     SwapPlan,
     plan_swaps,
 )
-from tilenet.planning.time.messages import Link, halo_times, norm_times, together
+from tilenet.planning.time.messages import Link, Times, halo_times, norm_times, together
 from tilenet.planning.time.profile import layer_times_of_profile
 from tilenet.planning.time.roofline import ITEM_BYTES, roofline
-from tilenet.planning.time.timeline import Timeline, simulate
+from tilenet.planning.time.timeline import Timeline, simulate, simulate_flow
 
 __all__ = ["READ_AHEAD", "Estimator"]
 
@@ -130,7 +130,7 @@ class Estimator:
             return max(span.own for span in tiling.rows), max(span.own for span in tiling.cols)
         return tiling.rows[0].read, tiling.cols[0].read
 
-    def _times(self, shape: Shape) -> tuple[LayerTime, ...]:
+    def _times(self, shape: Shape) -> Times:
         asked, (stacked, rows, cols) = self.question, shape
         if asked.profile is not None:
             return layer_times_of_profile(asked.profile, self.layers, stacked * rows, cols)
@@ -146,7 +146,7 @@ class Estimator:
         )
         return Link(facts.message_s, facts.latency_s, bandwidth * facts.memory_efficiency)
 
-    def _waits(self, layout: Layout) -> tuple[LayerTime, ...]:
+    def _waits(self, layout: Layout) -> Times:
         """Seconds that each layer waits for other ranks, of one micro-batch."""
         asked, mesh = self.question, self.mesh(layout.partitions)
         link = self.link(layout.partitions)
@@ -228,18 +228,19 @@ class Estimator:
         swaps = self.swaps(layout, balance) if layout.swap else None
         late = swaps.partitions if swaps else [NO_SWAPS] * len(balance)
         blocks = list(zip(pairwise(edges), late, strict=True))
-        return simulate(
-            [sum(time.forward_s for time in times[a:b]) + w.forward_s for (a, b), w in blocks],
-            [sum(time.backward_s for time in times[a:b]) + w.backward_s for (a, b), w in blocks],
-            [moves[edge] for edge in edges[1:-1]],
-            micro_batches,
-            layout.checkpointing,
-        )
+        forward_s = [sum(t.forward_s for t in times[a:b]) + w.forward_s for (a, b), w in blocks]
+        backward_s = [sum(t.backward_s for t in times[a:b]) + w.backward_s for (a, b), w in blocks]
+        transfer_s = [moves[edge] for edge in edges[1:-1]]
+        pipeline = forward_s, backward_s, transfer_s, micro_batches
+        if layout.flows:
+            recompute = layout.checkpointing != "never"
+            return simulate_flow(*pipeline, layout.micro_batches, recompute=recompute)
+        return simulate(*pipeline, layout.checkpointing)
 
     def step_s(self, layout: Layout, balance: Balance) -> tuple[float, float, float]:
         """Seconds of a step, of its pipeline, and of the sum of gradients."""
         many = self.micro_batches(layout.grid, layout.partitions)
-        sizes = mini_batch_sizes(many, layout.micro_batches)
+        sizes = (many,) if layout.flows else mini_batch_sizes(many, layout.micro_batches)
         took = {size: self.timeline(layout, balance, size).makespan_s for size in set(sizes)}
         pipeline_s = sum(took[size] for size in sizes)
         sum_s = self.sum_s(layout.partitions)
@@ -293,7 +294,8 @@ class Estimator:
         mode, optimizer = layout.checkpointing, self.question.optimizer
         job = costs, balance, many, mode, optimizer
         ranks = self.sharers(layout.partitions)
-        return [part.total for part in partition_bytes(*job, sharers=ranks)]
+        predicted = flow_bytes if layout.flows else partition_bytes
+        return [part.total for part in predicted(*job, sharers=ranks)]
 
     def host_bytes(self, layout: Layout, swapped_bytes: int) -> int:
         """Bytes of a node, whose ranks swap so much each."""
@@ -333,6 +335,8 @@ class Estimator:
         swapped = swaps.swapped_bytes if swaps else 0
         endless_s = self.step_s(replace(layout, swap=False), balance)[0]
         ranks_per_node = max(1, asked.machine.devices_per_node // layout.partitions)
+        of_step = self.micro_batches(layout.grid, layout.partitions)
+        at_once = of_step if layout.flows else layout.micro_batches
         return Plan(
             question=asked,
             layout=layout,
@@ -348,7 +352,7 @@ class Estimator:
             parts=parts,
             device_bytes=max(part.num_bytes for part in parts),
             host_bytes=self.host_bytes(layout, swapped),
-            bubble=self.timeline(layout, balance, layout.micro_batches).bubble,
+            bubble=self.timeline(layout, balance, at_once).bubble,
             pipeline_s=pipeline_s,
             sum_s=sum_s,
             exchange_s=self.exchange_s(layout),

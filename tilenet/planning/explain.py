@@ -149,7 +149,8 @@ def _pipeline(plan: Plan) -> str:
         size = in_px((layout.strip_rows, plan.tile_own_px[1]))
         return f"{tiles}, in strips of {size} at most, each computed twice forward"
     return (
-        f"{tiles}, {_plural(layout.micro_batches, 'micro-batch')} at once "
+        f"{tiles}, {'1f1b, ' * layout.flows}"
+        f"{_plural(layout.micro_batches, 'micro-batch')} at once "
         f"({layout.micro_batches / layout.partitions:.3g} mbpp), "
         f"checkpointing {layout.checkpointing}"
     )

@@ -10,7 +10,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.layer_json import check_layers, layer_from_json, layer_to_json
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.model.choices import Checkpointing
+from tilenet.model.choices import Checkpointing, Pipelining
 from tilenet.planning.machines import Machine
 from tilenet.planning.swap.plan import SwapPlan
 from tilenet.planning.time.profile import Profile
@@ -91,6 +91,7 @@ class Question:
         micro_batches: Micro-batches of a rank in the pipeline at once, each a tile or a stack.
         mbpp: Micro-batches per partition, the paper's measure; micro_batches = mbpp · partitions.
         checkpointing: Which micro-batches are computed again in backward.
+        pipeline: How micro-batches go through partitions.
         swap: `off`; `auto`: what must, where that is fastest; `all`: whatever is large enough.
         reserve: Share of a device's memory that is left for workspace and fragmentation.
         profile: Measured times of the layers; None: the roofline's.
@@ -114,6 +115,7 @@ class Question:
     micro_batches: int | None = None
     mbpp: int | None = None
     checkpointing: Checkpointing | None = None
+    pipeline: Pipelining = "gpipe"
     swap: Literal["off", "auto", "all"] = "off"
     reserve: float = 0.1
     profile: Profile | None = None
@@ -150,6 +152,7 @@ class Layout:
         checkpointing: Which micro-batches are computed again in backward.
         swap: Whether tensors go to the host.
         strip_rows: Rows of a strip of a sweep; None: tiles are computed whole.
+        pipeline: How micro-batches go through partitions.
     """
 
     grid: tuple[int, int]
@@ -158,6 +161,12 @@ class Layout:
     checkpointing: Checkpointing
     swap: bool = False
     strip_rows: int | None = None
+    pipeline: Pipelining = "gpipe"
+
+    @property
+    def flows(self) -> bool:
+        """Whether micro-batches go back while others go forward."""
+        return self.pipeline == "1f1b"
 
     def __str__(self) -> str:
         rows, cols = self.grid
@@ -165,7 +174,7 @@ class Layout:
         if self.strip_rows is not None:
             return f"{rows} × {cols} tiles in strips of {self.strip_rows} rows, {parts}"
         return (
-            f"{rows} × {cols} tiles, {parts}, {self.micro_batches} "
+            f"{rows} × {cols} tiles, {parts}, {'1f1b, ' * self.flows}{self.micro_batches} "
             f"micro-batch{'es' * (self.micro_batches > 1)}, checkpointing {self.checkpointing}"
             + ", swapping"
             * self.swap
@@ -274,6 +283,7 @@ class Plan:
             "balance": list(self.balance),
             "micro_batches": self.layout.micro_batches,
             "checkpointing": self.layout.checkpointing,
+            "pipeline": self.layout.pipeline,
             "swap": self.question.swap if self.layout.swap else "off",
             "batch_size": self.question.batch_size,
             "precision": self.question.precision,

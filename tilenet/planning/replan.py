@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tilenet.errors import TilenetError
-from tilenet.model.choices import Checkpointing
+from tilenet.model.choices import Checkpointing, Pipelining
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import PRECISIONS, checked_machine
 from tilenet.planning.memory.states import OPTIMIZER_STATES
@@ -23,6 +23,7 @@ CHOICES = {
     "optimizer": tuple(OPTIMIZER_STATES),
     "halo_mode": MODES,
     "swap": ("off", "auto", "all"),
+    "pipeline": get_args(Pipelining),
 }
 
 

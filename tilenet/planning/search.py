@@ -11,7 +11,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.maps import output_size
 from tilenet.geometry.tiles import Cut, check_cells, cut
 from tilenet.geometry.windows import Window
-from tilenet.model.choices import Checkpointing
+from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.planning.balance import (
     check_balance,
     check_partitions,
@@ -20,7 +20,7 @@ from tilenet.planning.balance import (
     most_partitions,
 )
 from tilenet.planning.bounds import Bounds
-from tilenet.planning.compatibility import whole_image
+from tilenet.planning.compatibility import flow_obstacle, whole_image
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.layer import countable
 from tilenet.planning.plan import Layout, Plan, Question
@@ -134,6 +134,10 @@ class Search:
                         if mode != "never" and micro_batches == 1 and not question.checkpointing:
                             continue  # computes everything twice and has no lower peak
                         layout = Layout(grid, partitions, micro_batches, mode)
+                        if question.pipeline == "1f1b":
+                            if not self._flow_obstacle(layout):
+                                yield replace(layout, pipeline="1f1b")
+                            continue
                         if question.swap != "all":
                             yield layout
                         if question.swap != "off":
@@ -142,6 +146,13 @@ class Search:
     def _no_layout(self) -> str:
         question = self.question
         partitions = question.partitions or 1
+        if question.pipeline == "1f1b":
+            devices = question.machine.devices_per_node
+            several = [n for n in range(2, devices + 1) if devices % n == 0]
+            partitions = question.partitions or next(iter(several), 1)
+            layout = Layout((1, 1), partitions, 1, question.checkpointing or "never")
+            if reason := self._flow_obstacle(layout):
+                return reason
         grids, whole = self._grids(partitions), whole_image(self.estimator.layers)
         most = max(self.estimator.micro_batches(grid, partitions) for grid in grids)
         tiles = f"stacks of tiles, for {whole}," if whole else "tiles"
@@ -151,8 +162,17 @@ class Search:
             f"{most}" + ", a finer grid, fewer nodes or a larger batch" * (whole is None)
         )
 
+    def _flow_obstacle(self, layout: Layout) -> str | None:
+        """Why the layout is none of one forward, one backward."""
+        mesh, question = self.estimator.mesh(layout.partitions), self.question
+        mode: HaloMode = "overlap" if question.halo_mode == "auto" else question.halo_mode
+        keys = layout.partitions, layout.checkpointing, question.swap, (), mode
+        return flow_obstacle(self.estimator.layers, *keys, mesh.rows * mesh.columns)
+
     def _micro_batches(self, partitions: int, most: int) -> list[int]:
         question = self.question
+        if question.pipeline == "1f1b":  # more would change nothing
+            most = min(most, partitions)
         if question.micro_batches is not None:
             return [question.micro_batches]
         if question.mbpp is not None:

@@ -89,6 +89,7 @@ def _check(question: Question) -> None:
         "micro_batches": (question.micro_batches, None),
         "mbpp": (question.mbpp, None),
         "checkpointing": (question.checkpointing, None),
+        "pipeline": (question.pipeline, "gpipe"),
         # What must be swapped is nothing.
         "swap": ("off" if question.swap == "auto" else question.swap, "off"),
     }

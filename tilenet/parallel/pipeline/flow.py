@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass, field
+from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tilenet.model.gpipe import (
     Namespace,
@@ -147,16 +147,18 @@ class _Begun:
         origin: Where its samples come from.
         arrived: Its maps from other partitions, by the sender; kept to compute it again.
         gradients: Theirs, which backward fills in.
-        sent: Edges of the maps that were sent, by the receiver.
-        output: The logits; in the last partition only.
+        receivers: Partitions that its maps were sent to, in order.
+        returned: Gradients of these maps, once they are there.
+        end: Where backward begins, with what was returned; in the last partition the logits.
     """
 
     number: int
     origin: Origin
     arrived: dict[int, Maps]
     gradients: dict[int, list[Tensor | None]] = field(default_factory=dict)
-    sent: dict[int, list[GradientEdge | None]] = field(default_factory=dict)
-    output: Tensor | None = None
+    receivers: list[int] = field(default_factory=list)
+    returned: list[Tensor | None] = field(default_factory=list)
+    end: Tensor | None = None
 
 
 class _Worker:
@@ -228,7 +230,7 @@ class _Worker:
         return map_.detach().to(self.flow.partitions[other].device).requires_grad_(wanted)
 
     def _compute(self, begun: _Begun) -> dict[int, Maps]:
-        """The maps that other partitions take, by the receiver; notes their edges, or the logits.
+        """The maps that other partitions take, by the receiver; notes where backward begins.
 
         What arrived is not held any more, but by the layers that need it for backward.
         """
@@ -245,7 +247,7 @@ class _Worker:
             output = self.part(x)
         del x
         if self.last:
-            begun.output = output
+            begun.end = output
             return {}
         sent: dict[int, Maps] = {}
         for other, names in self.gives.items():
@@ -254,7 +256,8 @@ class _Worker:
                 maps.insert(0, output)
             if maps:
                 sent[other] = maps
-        begun.sent = {other: [_edge(map_) for map_ in maps] for other, maps in sent.items()}
+        begun.receivers = [*sent]
+        begun.end = _Leave.apply(begun.returned, *chain(*sent.values()))  # type: ignore[no-untyped-call]
         return sent
 
     def _backward(self, begun: _Begun) -> None:
@@ -262,22 +265,15 @@ class _Worker:
         if self.recompute:
             with enable_recomputing():
                 self._compute(begun)
-        if begun.output is not None:
-            total = self.measure(begun.number, begun.output)
-            begun.output = None
-            if total.requires_grad:
-                total.backward()  # type: ignore[no-untyped-call]
-            del total
-        ends = list[tuple[GradientEdge, Tensor]]()
-        for other, edges in begun.sent.items():
-            pairs = zip(edges, self._receive(other), strict=True)
-            ends += [(edge, of_edge) for edge, of_edge in pairs if edge and of_edge is not None]
-            del pairs
-        if ends:
-            begins, gradients = [edge for edge, _ in ends], [gradient for _, gradient in ends]
-            del ends
-            torch.autograd.backward(begins, gradients)
-            del gradients
+        for other in begun.receivers:
+            begun.returned += self._receive(other)
+        end, begun.end = begun.end, None
+        assert end is not None
+        if self.last:
+            end = self.measure(begun.number, end)
+        if end.requires_grad:
+            end.backward(None if self.last else end)  # type: ignore[no-untyped-call]
+        del end
         messages: dict[int, Any] = {}
         for other in range(self.number):
             device, of_maps = self.flow.partitions[other].device, begun.gradients.pop(other, [])
@@ -296,6 +292,24 @@ class _Worker:
         if message is ENDED:
             raise _Ended
         return message
+
+
+class _Leave(torch.autograd.Function):
+    """An empty tensor, whose backward is that of maps, with gradients from a list that it empties.
+
+    torch.autograd.backward would hold all of the gradients that it is given to its end.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, returned: list[Tensor | None], *maps: Tensor) -> Tensor:
+        ctx.returned = returned
+        return torch.empty(0, device=maps[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = (None, *ctx.returned)
+        ctx.returned.clear()
+        return gradients
 
 
 class _Arrive(torch.autograd.Function):
@@ -321,10 +335,6 @@ def _arrive(map_: Tensor, gradients: list[Tensor | None], at: int) -> Tensor:
     begin = torch.empty(0, device=map_.device, requires_grad=True)
     arrived: Tensor = _Arrive.apply(begin, map_.detach(), gradients, at)  # type: ignore[no-untyped-call]
     return arrived
-
-
-def _edge(map_: Tensor) -> GradientEdge | None:
-    return get_gradient_edge(map_) if map_.requires_grad else None
 
 
 def _end(posts: Mapping[tuple[int, int], Post]) -> None:

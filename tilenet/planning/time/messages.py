@@ -15,7 +15,9 @@ from tilenet.geometry.ownership import LayerHalo, halo_of, tiling_shares
 from tilenet.geometry.tiles import Tiling
 from tilenet.parallel.pipeline.layer_times import LayerTime
 
-__all__ = ["Link", "halo_times", "norm_times", "together"]
+__all__ = ["Link", "Times", "halo_times", "norm_times", "together"]
+
+Times = tuple[LayerTime, ...]  # of each layer
 
 STATISTIC_BYTES = 8  # sums are float64
 # Sums that `exchange/norm.py` takes: of values and cells, of what is left over and its squares;
@@ -67,7 +69,7 @@ def _halos(layers: tuple[Layer, ...], tiling: Tiling) -> tuple[LayerHalo, ...]:
 
 def halo_times(
     layers: tuple[Layer, ...], tiling: Tiling, item_bytes: int, link: Link, parts: int = 1
-) -> tuple[LayerTime, ...]:
+) -> Times:
     """Seconds of each layer's halos for one micro-batch; backward their gradients go back.
 
     Args:
@@ -86,9 +88,7 @@ def halo_times(
     return tuple(times)
 
 
-def norm_times(
-    layers: tuple[Layer, ...], image_ranks: int, step_ranks: int, link: Link
-) -> tuple[LayerTime, ...]:
+def norm_times(layers: tuple[Layer, ...], image_ranks: int, step_ranks: int, link: Link) -> Times:
     """Seconds of the sums inside each norm over the image, for one micro-batch.
 
     Args:
@@ -107,7 +107,7 @@ def norm_times(
     return tuple(times)
 
 
-def together(*parts: tuple[LayerTime, ...]) -> tuple[LayerTime, ...]:
+def together(*parts: Times) -> Times:
     """Layer by layer the sum of seconds of several kinds."""
     return tuple(
         LayerTime(sum(t.forward_s for t in times), sum(t.backward_s for t in times))

@@ -1,20 +1,24 @@
-"""When each partition computes what: a simulated step of GPipe, in the order torchgpipe issues it.
+"""When each partition computes what: a simulated step.
 
-Every device runs its share of the forward, then for each micro-batch from the last to the first its
-recomputation R, if it is checkpointed, and its backward B. R waits for nothing but the device, so
-that it fills the time until the gradient arrives (torchgpipe's `checkpoint.py`: Recompute precedes
-Checkpoint's gradient). So it is on GPUs, whose queues are filled ahead; copies run during the
-computation, one at a time in each direction over a boundary.
+With GPipe, in the order in which torchgpipe issues it, every device runs its share of the forward,
+then for each micro-batch from the last to the first its recomputation R, if it is checkpointed, and
+its backward B. R waits for nothing but the device, so that it fills the time until the gradient
+arrives (torchgpipe's `checkpoint.py`: Recompute precedes Checkpoint's gradient). So it is on GPUs,
+whose queues are filled ahead; copies run during the computation, one at a time in each direction
+over a boundary.
+
+With one forward, one backward partition j of P begins micro-batches until it has min(most, P − j)
+under way, then ends the oldest before it begins another (`pipeline.flow`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from tilenet.model.choices import Checkpointing
 
-__all__ = ["Event", "Timeline", "simulate"]
+__all__ = ["Event", "Timeline", "simulate", "simulate_flow"]
 
 Kind = Literal["F", "R", "B"]
 
@@ -107,6 +111,73 @@ def simulate(
             left_s.append(run(j, i, "B", gradient_s, backward_s[j]))
         arrived_s = _moved(left_s, transfer_s[j - 1]) if j else left_s
     return Timeline(n, tuple(event for events in devices for event in events))
+
+
+def simulate_flow(
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    transfer_s: Sequence[float],
+    micro_batches: int,
+    most: int,
+    *,
+    recompute: bool,
+) -> Timeline:
+    """The timeline of a step.
+
+    Args:
+        micro_batches: Those of the step.
+        most: Most of them in the pipeline at once.
+        recompute: Whether partitions but the last compute each again in backward.
+
+    Others are as for `simulate`.
+    """
+    count = len(forward_s)
+    works = [
+        list(_works(micro_batches, min(most, count - j), recompute=recompute and j < count - 1))
+        for j in range(count)
+    ]
+    arrived_s: dict[tuple[int, Kind, int], float] = {}
+    link_s: dict[tuple[int, Kind], float] = {}
+    events: list[list[Event]] = [[] for _ in works]
+    takes_s = {"F": forward_s, "R": forward_s, "B": backward_s}
+
+    def ready_s(j: int, kind: Kind, number: int) -> float | None:
+        """When its input is there; None: not known yet."""
+        if kind == "R" or (j, kind) in ((0, "F"), (count - 1, "B")):
+            return 0.0
+        return arrived_s.get((j, kind, number))
+
+    def send(j: int, kind: Kind, number: int, left_s: float) -> None:
+        other = j + 1 if kind == "F" else j - 1
+        if kind == "R" or not 0 <= other < count:
+            return
+        begin_s = max(left_s, link_s.get((j, kind), 0.0))
+        link_s[j, kind] = arrived_s[other, kind, number] = begin_s + transfer_s[min(j, other)]
+
+    while any(works):
+        for j, left in enumerate(works):
+            while left:
+                kind, number = left[0]
+                ready = ready_s(j, kind, number)
+                if ready is None:
+                    break
+                start_s = max(ready, events[j][-1].stop_s if events[j] else 0.0)
+                stop_s = start_s + takes_s[kind][j]
+                events[j].append(Event(j, number, kind, start_s, stop_s))
+                send(j, kind, number, stop_s)
+                del left[0]
+    return Timeline(count, tuple(event for of_partition in events for event in of_partition))
+
+
+def _works(micro_batches: int, most: int, *, recompute: bool) -> Iterator[tuple[Kind, int]]:
+    """What a partition does, in order."""
+    for number in range(micro_batches + most):
+        if number >= most:
+            if recompute:
+                yield "R", number - most
+            yield "B", number - most
+        if number < micro_batches:
+            yield "F", number
 
 
 def _moved(left_s: list[float], takes_s: float) -> list[float]:
