@@ -228,8 +228,9 @@ class Step:
     def _flow(self, reads: Iterator[list[ReadTile]], num_reads: int) -> tuple[float, float]:
         """The same, of micro-batches that go back while others go forward."""
         added = torch.zeros(2, dtype=torch.float64, device=self.device)
-        # Those without pixels that count are left out, and `finish` does not wait for them.
-        self.gradients.arm(num_reads)
+        if num_reads:
+            # Those without pixels that count are left out, and `finish` does not wait for them.
+            self.gradients.arm(num_reads)
 
         def batch() -> Iterator[list[ReadTile]]:
             for _ in range(num_reads):
