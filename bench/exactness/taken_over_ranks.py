@@ -1,14 +1,16 @@
 """Taken networks over two ranks: are tiles, exchange and sweep those of the module on all of it?
 
 Each network that `taken` has as taken (or every nth of them) is adopted with frozen batch norm, and
-a small random image goes through two ranks in three ways, forward and backward in float64: four
-tiles that overlap, two shares that exchange halos, two columns that are swept. It is what each run
-does with a brought network before its first step, against the module on the whole image. Where a
-halo is wide, tiles of an image so small read nearly all of it: `taken` and `tilenet check` prove
-halos apart. What takes more than 8 s is left out, with its number; so is a sweep of norms and
-maxima over the image, which training refuses. A network that makes rounding large by itself, as one
-with random weights under frozen batch norm may, has a column of its own: its differences are said
-next to those of the same network for an image that differs by 1e-15. Quick: three networks.
+a small random image goes through two ranks in five ways, forward and backward in float64: four
+tiles that overlap, two shares that exchange halos, two columns that are swept; and over three
+partitions of each rank, tiles as micro-batches of a pipeline that are computed again in backward,
+and columns that are swept. It is what each run does with a brought network before its first step,
+against the module on the whole image. Where a halo is wide, tiles of an image so small read nearly
+all of it: `taken` and `tilenet check` prove halos apart. What takes more than 8 s is left out, with
+its number; so is what training refuses: a sweep of norms and maxima over the image, over partitions
+of averages too. A network that makes rounding large by itself, as one with random weights under
+frozen batch norm may, has a column of its own: its differences are said next to those of the same
+network for an image that differs by 1e-15. Quick: three networks.
 """
 
 import json
@@ -18,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bench.exactness.libraries import SIZE_PX
 from bench.exactness.taken import table
 from bench.report import ROOT, Claim, Found, at_least, at_most, on_ranks
 
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     from tilenet.adoption.adopt import Adopted
     from tilenet.training.setup import RunPlan
 
-WAYS = "overlap", "exchange", "sweep"
+WAYS = "overlap", "exchange", "sweep", "pipeline", "swept partitions"
+PARTITIONS = 3
 PARTS = "logits", "gradients"
 LOGITS, GRADIENTS = 1e-12, 1e-10
 QUICK = "written/ERFNet", "written/CBAM U-Net", "written/GCN"
@@ -75,18 +79,26 @@ def compare_each(names: list[str], seconds: float) -> list[dict[str, Any]]:
 def _plans(adopted: "Adopted") -> Iterator[tuple[str, "RunPlan"]]:
     """What two ranks do in each way."""
     from tilenet.geometry.tiles import Cut, HaloRule, halo_rule
+    from tilenet.planning.balance import likely_balance, most_partitions
     from tilenet.planning.compatibility import whole_image
     from tilenet.planning.mesh import MeshShape
     from tilenet.training.proof.alone import plan_of
 
-    layers, context = adopted.layers, adopted.context
+    layers, context, together = adopted.layers, adopted.context, adopted.together
     exchanged = HaloRule(0, context.alignment_px, exchanged=True)
     plan = replace(plan_of(adopted, exchanged, (1, 2)), mesh=MeshShape(1, 1, 2))
     exact = halo_rule("exact", context, layers, 0)
-    yield "overlap", replace(plan, rule=exact, asked=Cut((2, 2)))
+    overlap = replace(plan, rule=exact, asked=Cut((2, 2)))
+    yield "overlap", overlap
     yield "exchange", plan
-    if whole_image(layers) in (None, "global average"):
+    whole, partitions = whole_image(layers), min(PARTITIONS, most_partitions(len(layers), together))
+    if whole in (None, "global average"):
         yield "sweep", replace(plan, swept=True)
+    balance = likely_balance(layers, SIZE_PX, partitions, together)
+    piped = replace(overlap, balance=balance, micro_batches=2, checkpointing="always")
+    yield "pipeline", piped
+    if whole is None:
+        yield "swept partitions", replace(plan, swept=True, balance=balance)
 
 
 def _compared(
@@ -111,7 +123,8 @@ def _compared(
         adopted.layers, plan.rule, grid, like, 2, backward=True, patience_s=seconds
     )
     problem = random_problem(choose_small_image(question), adopted.layers, 1)
-    devices = RunDevices((torch.device("cpu"),), NodePlace(comm.rank, comm.size), [])
+    cpus = (torch.device("cpu"),) * len(plan.balance)
+    devices = RunDevices(cpus, NodePlace(comm.rank, comm.size), [])
     mine = copy.deepcopy(module)
     found, reason = compare(plan, problem, mine, "frozen", devices, "host", RankControl(comm))
     if reason:

@@ -26,7 +26,11 @@ PIPELINES = {
     "3 partitions": {"partitions": 3, "micro_batches": 4, "checkpointing": "except_last"},
     "4 partitions": {"partitions": 4, "micro_batches": 3, "checkpointing": "never"},
     "checkpointing alone": {"checkpointing": "always"},
-}
+    "2 partitions, 1f1b": {"partitions": 2, "micro_batches": 2, "pipeline": "1f1b"},
+    "4 partitions, 1f1b": {
+        "partitions": 4, "micro_batches": 3, "pipeline": "1f1b", "checkpointing": "always",
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["same-nearest", "same-bilinear", "valid"])
@@ -55,8 +59,18 @@ def test_sub_tiles_where_tiles_are_fewer_than_micro_batches(
     assert comm.rank or "sub-tiles" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("norm", ["none", "instance", "group"])
-def test_images_as_micro_batches(comm: MPI.Intracomm, shared_path: Path, norm: Any) -> None:
+@pytest.mark.parametrize(
+    ("norm", "more"),
+    [
+        ("none", {"checkpointing": "except_last"}),
+        ("instance", {"checkpointing": "except_last"}),
+        ("group", {"pipeline": "1f1b"}),
+        ("instance", {"pipeline": "1f1b", "checkpointing": "always"}),
+    ],
+)
+def test_images_as_micro_batches(
+    comm: MPI.Intracomm, shared_path: Path, norm: Any, more: dict[str, Any]
+) -> None:
     """Statistics over a whole image are exact where a micro-batch is one."""
     sizes = [(60, 77), (41, 120), (97, 33), (56, 56), (64, 31)]
     scenes = scenes_of(shared_path, sizes, comm)
@@ -64,7 +78,7 @@ def test_images_as_micro_batches(comm: MPI.Intracomm, shared_path: Path, norm: A
     wanted = wanted_of(scenes, keys)
     pipeline = {"micro_batches": -(-len(scenes) // comm.size), "partitions": 3}
     mesh = MeshKeys(comm.size, 1, 1)
-    run = run_file(shared_path, scenes, keys, mesh=mesh, checkpointing="except_last", **pipeline)
+    run = run_file(shared_path, scenes, keys, mesh=mesh, **pipeline, **more)
     check_same(comm, outcome_of(run, comm, scenes[0].image, None), wanted, scenes[0].valid)
 
 

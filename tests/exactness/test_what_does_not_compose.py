@@ -21,6 +21,7 @@ UNPADDED = "an unpadded network reflects the image beyond its edges"
 FOR_VALID = ("--network.padding", "same"), (*OVERLAP, *PLAIN), (*OVERLAP, *OF_TILES)
 JUST = "with halo_mode: exchange each layer takes just what it needs (halo: "
 ONE_WINDOW = "ranks that exchange halos hold one window of an image each, as large as their shares "
+FLOW = "--partitions", "2", "--micro_batches", "1", "--pipeline", "1f1b"
 # What is asked for, a part of the sentence, and what stands in for it.
 CASES: dict[str, tuple[tuple[str, ...], str, tuple[tuple[str, ...], ...]]] = {
     "valid": ((*EXCHANGE, *VALID, *PLAIN), UNPADDED, FOR_VALID),
@@ -37,6 +38,16 @@ CASES: dict[str, tuple[tuple[str, ...], str, tuple[tuple[str, ...], ...]]] = {
         (*EXCHANGE, "--tiles.rows", "2", "--tiles.columns", "7"),
         f"{ONE_WINDOW}(tiles: 2 × 7, mesh: 1 × ",
         (OVERLAP,),
+    ),
+    "dice in flow": (
+        (*FLOW, "--loss", "dice"),
+        "one backward has a loss that is a sum over pixels (pipeline: 1f1b, loss: dice); use",
+        (("--pipeline", "gpipe", "--micro_batches", "1"), ("--loss", "ce")),
+    ),
+    "group norm in flow": (
+        (*FLOW, *GROUP),
+        "no other rank or image (pipeline: 1f1b, over whole images: group norm); use",
+        (("--pipeline", "gpipe"), PLAIN),
     ),
 }
 __all__ = ["make"]  # the fixture

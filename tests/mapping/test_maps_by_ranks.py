@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -229,36 +230,69 @@ def test_a_rank_that_does_not_see_the_folder_is_named_on_all(
 
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("near", [1, 2])
-@pytest.mark.parametrize("is_full", [False, True])
-def test_ranks_of_other_nodes_hand_over_what_they_compressed(
+@pytest.mark.parametrize("page", [64, 1 << 12, 1 << 20])
+def test_no_page_of_a_file_is_written_from_two_nodes(
     comm: MPI.Intracomm,
     shared_path: Path,
     write_raster: Write,
     monkeypatch: pytest.MonkeyPatch,
     near: int,
-    is_full: bool,
+    page: int,
 ) -> None:
-    right, written_here = os.pwrite, list[int]()
+    """Ranks of other nodes write whole pages and hand over what is less, at most two pages."""
+    pages, real = set[tuple[str, int]](), os.pwrite
 
-    def full(file: int, data: bytes, at: int) -> int:
-        """Ranks of other nodes do not write, rank 0 not what it is handed."""
-        written_here.append(len(data))
-        if comm.rank or len(written_here) == 2:
-            raise OSError(28, "No space left on device")
-        return right(file, data, at)
+    def noted(file: int, data: memoryview, at: int) -> int:
+        path = os.readlink(f"/proc/self/fd/{file}")
+        pages.update((path, number) for number in range(at // page, -(-(at + len(data)) // page)))
+        assert comm.rank < near or not (at % page or len(data) % page)
+        return real(file, data, at)
+
+    class Checked(MPI.Intracomm):
+        def Send(self, buf: bytes, *where: int) -> None:
+            assert len(buf) < 2 * page
+            super().Send(buf, *where)
 
     monkeypatch.setattr(cog, "_is_near", lambda ranks: comm.rank < near)
-    if comm.rank >= near or (is_full and comm.rank == 0):
-        monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(cog, "PAGE_BYTES", page)
+    monkeypatch.setattr(os, "pwrite", noted)
     with like(write_raster, SIZES[3]) as source:
         path = shared_path / "map.tif"
-        if is_full:
-            with pytest.raises(AgreedError, match="No space left"):
-                written_by(comm, path, source, SCORES)
-            return
-        found = written_by(comm, path, source, SCORES)
+        found = written_by(Checked(comm), path, source, SCORES)
+        nodes = comm.allgather((max(0, comm.rank - near + 1), pages))
+        assert bool(pages) == (comm.rank < near or page < 1 << 20)
+        for (node, mine), (other, theirs) in combinations(nodes, 2):
+            assert node == other or not mine & theirs
         if comm.rank == 0:
             assert found == written_by(MPI.COMM_SELF, path, source, SCORES)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("handed", [False, True])
+def test_a_disk_that_is_full_for_another_node_is_full_for_all(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    write_raster: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    handed: bool,
+) -> None:
+    """For a rank there, or for rank 0, of what it is handed."""
+    real, calls = os.pwrite, list[int]()
+
+    def full(file: int, data: bytes, at: int) -> int:
+        calls.append(at)
+        if len(calls) == 2 or not handed:
+            raise OSError(28, "No space left on device")
+        return real(file, data, at)
+
+    monkeypatch.setattr(cog, "_is_near", lambda ranks: comm.rank == 0)
+    if comm.rank == (0 if handed else 1):
+        monkeypatch.setattr(os, "pwrite", full)
+    with (
+        like(write_raster, SIZES[3]) as source,
+        pytest.raises(AgreedError, match="No space left"),
+    ):
+        written_by(comm, shared_path / "map.tif", source, SCORES)
 
 
 @pytest.mark.ranks(3)

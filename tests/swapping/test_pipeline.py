@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model import gpipe
+from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline import pipe as pipe_module
@@ -96,6 +97,20 @@ def test_outputs_and_gradients_are_the_plain_networks(
     outputs, found = piped(Pipe(network, balance, devices, mode, inline=inline), batch)
     for output, expected in zip(outputs, wanted_outputs, strict=True):
         assert torch.equal(output, expected)
+    check(found, wanted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_inputs_stay_where_partitions_begin_with_a_dropout_of_nothing(mode: Any) -> None:
+    """As in a proof: a rectifier after it writes over its input."""
+    batch, networks = images(3), [made(options(dropout=0.3)) for _ in range(2)]
+    dropouts = [n for n, part in enumerate(networks[0]) if isinstance(part, KeyedDropout)]
+    for network, number in itertools.product(networks, dropouts):
+        network[number].probability = 0.0  # type: ignore[assignment]
+    balance = np.diff([0, *dropouts, len(networks[0])]).tolist()
+    wanted_outputs, wanted = plain(networks[0], batch)
+    outputs, found = piped(Pipe(networks[1], balance, [CPU] * len(balance), mode), batch)
+    assert all(map(torch.equal, outputs, wanted_outputs))
     check(found, wanted)
 
 

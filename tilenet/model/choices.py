@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-__all__ = ["AUTOCAST", "Checkpointing", "HaloMode", "Precision", "parameter_dtype"]
+__all__ = ["AUTOCAST", "Checkpointing", "HaloMode", "Pipelining", "Precision", "parameter_dtype"]
 
 HaloMode = Literal["overlap", "exchange", "sweep", "windows"]
 """How tiles get their context: they read it, or layers exchange halos; swept tiles read it, and go
@@ -12,6 +12,10 @@ over it strip by strip; windows have none, and are blended."""
 
 Checkpointing = Literal["always", "except_last", "never"]
 """Which micro-batches keep their input only and are computed again in backward."""
+
+Pipelining = Literal["gpipe", "1f1b"]
+"""How micro-batches go through partitions: a mini-batch forward and then back, or each back as soon
+as its loss is known, while others still go forward."""
 
 Precision = Literal["float32", "tf32", "float64", "bfloat16", "float16"]
 """The last two under autocast, with parameters in float32; `tf32` rounds what is multiplied."""

@@ -64,8 +64,10 @@ class KeyedDropout(nn.Module):
         self.place = _at_the_start
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.probability == 0:
+        if not self.training:
             return x
+        if self.probability == 0:
+            return x.clone()  # a rectifier after it may write over it
         return x * upload(self._masks(*x.shape).to(x.dtype), x.device)
 
     def _masks(self, samples: int, channels: int, rows: int, cols: int) -> Tensor:

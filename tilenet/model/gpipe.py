@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torchgpipe import is_recomputing
-from torchgpipe.checkpoint import is_checkpointing
+from torchgpipe.checkpoint import enable_recomputing, is_checkpointing
 from torchgpipe.copy import Copy
 from torchgpipe.dependency import Fork, Join, join
 from torchgpipe.microbatch import Batch
@@ -42,6 +42,7 @@ __all__ = [
     "Task",
     "clock_cycles",
     "current_skip_tracker",
+    "enable_recomputing",
     "get_device",
     "get_phony",
     "inspect_skip_layout",

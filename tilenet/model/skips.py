@@ -67,8 +67,8 @@ class OriginTracker(SkipTrackerThroughPotals):  # type: ignore[misc]
 
 def origin_under_way() -> Origin | None:
     """The origin of the micro-batch that this thread computes; None outside of a pipeline."""
-    tracker = current_skip_tracker()
-    return tracker.origin if isinstance(tracker, OriginTracker) else None
+    origin: Origin | None = getattr(current_skip_tracker(), "origin", None)
+    return origin
 
 
 class StashMap(nn.Module):

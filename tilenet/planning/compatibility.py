@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from tilenet.geometry.halo import context_of, norm_context
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
-from tilenet.model.choices import HaloMode
+from tilenet.model.choices import Checkpointing, HaloMode
 
 __all__ = [
-    "batch_obstacle", "device_obstacle", "mini_batch_sizes", "most_micro_batches", "most_stacked",
-    "needs_all_tiles", "obstacle", "stacks", "sweep_obstacle", "whole_image",
+    "batch_obstacle", "device_obstacle", "flow_obstacle", "mini_batch_sizes", "most_micro_batches",
+    "most_stacked", "needs_all_tiles", "obstacle", "stacks", "sweep_obstacle", "whole_image",
 ]  # fmt: skip
 
 
@@ -125,6 +125,42 @@ def device_obstacle(
         f"{', '.join(devices)}, {what}, ranks that wait: {together}); name each device once, or "
         "the same one for all"
     )
+
+
+def flow_obstacle(
+    layers: tuple[Layer, ...],
+    partitions: int,
+    checkpointing: Checkpointing,
+    swap: str | bool,
+    loss_terms: Sequence[str],
+    halo_mode: HaloMode,
+    image_ranks: int,
+) -> str | None:
+    """Why micro-batches may not go back while others go forward (1F1B); None where they may.
+
+    Args:
+        swap: What is swapped.
+        loss_terms: Summands of the loss.
+        image_ranks: Ranks that hold an image or crop.
+    """
+    whole = whole_image(layers)
+    waits = whole == "batch norm" or (whole is not None and image_ranks > 1)
+    reasons = (
+        (partitions == 1, "partitions: 1", "has partitions"),
+        (halo_mode == "sweep", "halo_mode: sweep", "has tiles, and strips flow by themselves"),
+        (halo_mode == "exchange", "halo_mode: exchange", "has tiles that wait for no other"),
+        (waits, f"over whole images: {whole}", "has layers that wait for no other rank or image"),
+        ("dice" in loss_terms, "loss: dice", "has a loss that is a sum over pixels"),
+        (checkpointing == "except_last", "checkpointing: except_last", "has no last micro-batch"),
+        (swap not in ("off", False), f"swap: {swap}", "holds few micro-batches and swaps nothing"),
+    )
+    for wrong, value, needed in reasons:
+        if wrong:
+            return (
+                f"a pipeline of one forward, one backward {needed} (pipeline: 1f1b, {value}); "
+                "use pipeline: gpipe, or change the other"
+            )
+    return None
 
 
 def batch_obstacle(

@@ -168,8 +168,8 @@ def _pipeline(plan: RunPlan, pipe: AnyPipe, tile: Tile) -> str:
         idle = pipe.idle_share(tile.read)
         return f"{parts}strips as micro-batches, {idle:.0%} of the time idle"
     return (
-        f"{parts}at most {plan.micro_batches} micro-batches at once; checkpointing "
-        f"{plan.checkpointing}"
+        f"{parts}{plan.pipeline}, at most {plan.micro_batches} micro-batches at once; "
+        f"checkpointing {plan.checkpointing}"
     )
 
 

@@ -133,6 +133,7 @@ def keep_run(
         "parameters": sum(parameter.numel() for parameter in pipe.network.parameters()),
         "balance": list(plan.balance),
         "micro_batches": plan.micro_batches,
+        "pipeline": plan.pipeline,
         "planned": None if run.plan is None else planned_bytes(Path(run.plan)),
         "tiles": tiling_facts(plan.tiling(*sample.size)),
         "held_out": _held_out(validation),

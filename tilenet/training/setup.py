@@ -1,10 +1,8 @@
 """What a training run decides before a pixel is read: network, halo, mesh and tiles."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -14,26 +12,26 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.maps import output_size
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut, halo_rule
-from tilenet.geometry.unet import UNetOptions
-from tilenet.model.choices import Checkpointing, HaloMode
+from tilenet.model.choices import Checkpointing, HaloMode, Pipelining
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.compatibility import (
     batch_obstacle,
     device_obstacle,
+    flow_obstacle,
     most_micro_batches,
     most_stacked,
     needs_all_tiles,
     obstacle,
-    sweep_obstacle,
     whole_image,
 )
 from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
 from tilenet.planning.memory.trained_sweeps import averaged_sweeps, plan_sweeps
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
-from tilenet.planning.plan import OwnNetwork, read_plan
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.architecture import Architecture
+from tilenet.training.config.planned import check_plan
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.sweep import check_sweep
 
 __all__ = ["RunPlan", "Shape", "plan_run", "tiled_sizes"]
 
@@ -52,6 +50,7 @@ class RunPlan:
         balance: Layers per partition.
         micro_batches: Most tiles of a rank in the pipeline at once.
         checkpointing: Which micro-batches are computed again in backward.
+        pipeline: How micro-batches go through the partitions.
         merged: Number of micro-batches of crops that are computed as one, see `stacking`.
         crop_px: Side of the crops of a step; None: a step has whole images.
         uncut: Tiles before they were cut into sub-tiles, one per micro-batch; None: not cut.
@@ -69,6 +68,7 @@ class RunPlan:
     balance: tuple[int, ...]
     micro_batches: int = 1
     checkpointing: Checkpointing = "never"
+    pipeline: Pipelining = "gpipe"
     merged: int = 1
     crop_px: int | None = None
     uncut: Cut | None = None
@@ -121,12 +121,12 @@ def plan_run(
         TilenetError: A rule is broken.
     """
     _check_bands(run.image_paths, shapes)
-    bands, classes = len(shapes[0][0]), len(run.class_names)
-    request = run.network, bands, classes, run.seed
+    request = run.network, len(shapes[0][0]), len(run.class_names), run.seed
     network = architecture or Architecture.of(*request, window_px=run.window_px)
     sizes = tiled_sizes([size for _, size in shapes], run.crop_px, rotations=run.augment.rotations)
     if run.plan is not None:
-        _check_plan(run.plan, network, sizes, rotations=run.augment.rotations)
+        of_network = network.options, network.layers
+        check_plan(run.plan, *of_network, sizes, rotations=run.augment.rotations)
     record = _record(run, network, shapes[0][0])
     num_samples = run.batch_size if run.crop_px else min(run.batch_size, len(shapes))
     _check_window_sizes(run, shapes)
@@ -139,6 +139,7 @@ def plan_run(
         balance=(),
         micro_batches=run.micro_batches,
         checkpointing=run.checkpointing,
+        pipeline=run.pipeline,
         crop_px=run.crop_px,
         adopted=network.adopted,
         note=network.note,
@@ -148,7 +149,7 @@ def plan_run(
     left = 0 if run.crop_px else len(shapes) % num_samples
     per_step = [num_samples, left] if left else [num_samples]
     _check_exact(plan, per_step, sizes, rotations=run.augment.rotations)
-    _check_devices(run, plan)
+    _check_pipeline(run, plan)
 
     def busy(size: tuple[int, int]) -> tuple[int, int]:
         # A rank may have more tiles of a long image than of the largest one.
@@ -257,55 +258,20 @@ def _check_exact(
         raise TilenetError(reason + ", or augment.rotations: false" * rotations)
 
 
-def _check_devices(run: RunFile, plan: RunPlan) -> None:
-    """Refuse partitions on shared devices where ranks could wait without an end."""
-    if isinstance(run.device, list):
-        mesh = plan.mesh.replicas, plan.mesh.rows, plan.mesh.columns
-        reason = device_obstacle(run.device, plan.record.layers, mesh, plan.halo_mode)
-        if reason is not None:
-            raise TilenetError(reason)
-
-
-def _check_swept(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
-    """Refuse keys and networks that a sweep in training does not support.
-
-    Raises:
-        TilenetError: On the first of them.
+def _check_pipeline(run: RunFile, plan: RunPlan) -> None:
+    """Refuse partitions on shared devices where ranks could wait without an end, and one forward,
+    one backward where something needs a whole mini-batch.
     """
-    alone = {
-        "checkpointing": (run.checkpointing, "never"),
-        "swap": (run.swap or "off", "off"),
-        "halo": (run.halo, "exact"),
-    }
-    for key, (value, only) in alone.items():
-        if value != only:
-            raise TilenetError(
-                f"a sweep computes each strip again by itself, from its rows (halo_mode: sweep, "
-                f"{key}: {value}); set {key}: {only}, or halo_mode: overlap"
-            )
-    if record.context().valid:
-        raise TilenetError(
-            "a sweep pads each layer (halo_mode: sweep, padding: valid); use network.padding: same"
-        )
-    if unswept := sweep_obstacle(record.layers):
-        raise TilenetError(
-            "a sweep in training takes averages of an image, but no norms and maxima "
-            f"(halo_mode: sweep, over whole images or tiles: {unswept}); use "
-            "network.norm: none, network.batch_norm: frozen for a module, or halo_mode: exchange"
-        )
-    whole = whole_image(record.layers)
-    if whole and run.num_partitions > 1:
-        raise TilenetError(
-            "a sweep over partitions knows no averages of the whole image (halo_mode: sweep, over "
-            f"whole images: {whole}, partitions: {run.num_partitions}); set partitions: 1, or use "
-            "halo_mode: exchange"
-        )
-    if whole and (run.tiles.cut is not None or mesh.rows > 1):
-        raise TilenetError(
-            "a sweep averages over images that ranks hold by columns (halo_mode: sweep, over whole "
-            f"images: {whole}, mesh.rows: {mesh.rows}, tiles{'' if run.tiles.cut else ' not'} "
-            "given); leave tiles and mesh.rows out, or use halo_mode: exchange"
-        )
+    mesh, layers, mode = plan.mesh, plan.record.layers, plan.halo_mode
+    reason = None
+    if isinstance(run.device, list):
+        shape = mesh.replicas, mesh.rows, mesh.columns
+        reason = device_obstacle(run.device, layers, shape, mode)
+    if reason is None and plan.pipeline == "1f1b":
+        keys = run.num_partitions, plan.checkpointing, run.swap or "off", run.loss_terms
+        reason = flow_obstacle(layers, *keys, mode, mesh.rows * mesh.columns)
+    if reason is not None:
+        raise TilenetError(reason)
 
 
 def _rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
@@ -319,7 +285,7 @@ def _rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
         # A crop at an image's edge is reflected up to the size of a window.
         return HaloRule(0, run.window_px or 0, exact=False)
     if run.halo_mode == "sweep":
-        _check_swept(run, record, mesh)
+        check_sweep(run, record, mesh)
         if mesh.rows == 1 and mesh.columns > 1 and run.tiles.cut is None:
             return HaloRule(0, context.alignment_px, exchanged=True)
     if run.halo_mode == "exchange":
@@ -345,53 +311,6 @@ def tiled_sizes(
     crop = crop_px or max(map(max, whole))
     sizes = [(min(crop, height), min(crop, width)) for height, width in whole]
     return sizes + [size[::-1] for size in sizes if rotations and size[0] != size[1]]
-
-
-def _check_plan(
-    path: str, network: Architecture, sizes: Sequence[tuple[int, int]], *, rotations: bool
-) -> None:
-    """Refuse a plan of another network, or of smaller images (or crops)."""
-    planned = read_plan(Path(path))
-    unlike = _unlike(planned.options, network)
-    if unlike:
-        key, planned_value, run_value = unlike
-        raise TilenetError(
-            f"a plan must be of the network that is trained ({key} in {path}: {planned_value}, "
-            f"in the run: {run_value}); plan this network, or change the run"
-        )
-    for size in sizes:
-        if size[0] > planned.image[0] or size[1] > planned.image[1]:
-            raise TilenetError(
-                f"a plan holds for images up to the size that it was made for ({path}: "
-                f"{planned.image[0]} × {planned.image[1]} px, an image or crop: {size[0]} × "
-                f"{size[1]} px); plan for the largest image"
-                + ", and as it lies after a quarter turn"
-                * rotations
-            )
-
-
-def _unlike(
-    planned: UNetOptions | OwnNetwork, network: Architecture
-) -> tuple[str, Any, Any] | None:
-    """The first difference between the planned network and the run's: its name and both values."""
-    options = network.options
-    if isinstance(planned, UNetOptions) and options is not None:
-        pairs = [
-            (option.name, getattr(planned, option.name), getattr(options, option.name))
-            for option in fields(options)
-        ]
-    elif isinstance(planned, OwnNetwork) and options is None:
-        pairs = [("layers", len(planned.layers), len(network.layers))]
-        pairs += [
-            (f"layer {number}", planned_layer, layer)
-            for number, (planned_layer, layer) in enumerate(
-                zip(planned.layers, network.layers, strict=False)
-            )
-        ]
-    else:
-        kinds = "a module", "a U-Net of tilenet's own"
-        pairs = [("network", *(kinds if options is not None else reversed(kinds)))]
-    return next((pair for pair in pairs if pair[1] != pair[2]), None)
 
 
 def _check_whole_loss(loss: str | None, plan: RunPlan, most: int) -> None:

@@ -7,7 +7,7 @@ once by the sum of weights.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
 from tilenet.training.images.work import ReadTile
 from tilenet.training.network import RunNetwork
-from tilenet.training.tile_sums import tile_sums
+from tilenet.training.tile_sums import add_in_flow, on_device, tile_sums
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -139,6 +139,7 @@ class Step:
         self.gradients = gradients
         plan = network.plan
         self.offset_px, self.micro_batches = plan.rule.offset_px, plan.micro_batches
+        self.flows = plan.pipeline == "1f1b"
         self.folder, self.comm, self.image_comm = folder, comm, network.image_comm
         self.statistics = network.swap_statistics
         self.dtype = self.pipe.network.trained[0].dtype
@@ -208,6 +209,8 @@ class Step:
     ) -> tuple[float, float]:
         """Add this rank's gradients; return its summed loss and the sum's weight."""
         self._read_seconds, loss, weight = 0.0, 0.0, 0.0
+        if self.flows:
+            return self._flow(reads, num_reads)
         left, sizes = num_reads, mini_batch_sizes(num_reads, self.micro_batches)
         # A loss of whole images takes all ranks, those without tiles too.
         for size in sizes or (0,) * self.loss.of_images:
@@ -222,6 +225,29 @@ class Step:
                 loss, weight = loss + of_batch[0], weight + of_batch[1]
         return loss, weight
 
+    def _flow(self, reads: Iterator[list[ReadTile]], num_reads: int) -> tuple[float, float]:
+        """The same, of micro-batches that go back while others go forward."""
+        added = torch.zeros(2, dtype=torch.float64, device=self.device)
+        # Those without pixels that count are left out, and `finish` does not wait for them.
+        self.gradients.arm(num_reads)
+
+        def batch() -> Iterator[list[ReadTile]]:
+            for _ in range(num_reads):
+                start = time.perf_counter()
+                parts = next(reads)
+                self._read_seconds += time.perf_counter() - start
+                if parts:
+                    yield parts
+
+        def add(sums: Tensor) -> Tensor:
+            added.add_(sums[:2].detach())
+            return sums[0] * self.update.scale.value
+
+        keys = self.micro_batches, self.offset_px
+        add_in_flow(self.pipe, batch(), *keys, self._of_window, add)
+        loss, weight = added.tolist()
+        return loss, weight
+
     def _forward_backward(
         self, batch: list[list[ReadTile]], images: Sequence[int]
     ) -> tuple[float, float]:
@@ -230,10 +256,7 @@ class Step:
         The host reads the numbers at the end, since it waits for the device; for Dice earlier too.
         """
         # Labels are copied first, before the device is busy and they would have to wait.
-        batch = [
-            [replace(part, labels=upload(part.labels, self.device)) for part in parts]
-            for parts in batch
-        ]
+        batch = [[on_device(part, self.device) for part in parts] for parts in batch]
         added = torch.zeros(2, dtype=torch.float64, device=self.device)
         of_images = torch.zeros(
             (len(images), 3, self.loss.num_classes),

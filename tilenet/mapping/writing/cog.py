@@ -1,9 +1,9 @@
 """A cloud-optimised GeoTIFF from pieces, by all ranks: each compresses its share of the tiles.
 
 Ranks compress in rounds, tell each other how many bytes their tiles take, and each writes its own
-to their places in the one file. Nothing is compressed twice, no rank needs another's pixels. Only
-ranks on rank 0's node write, and rank 0 writes what the others compressed: where two nodes write to
-one page of a file, NFS may lose what one of them wrote, and says nothing.
+to their places in the one file. Nothing is compressed twice, no rank needs another's pixels. Where
+two nodes write to one page of a file, NFS may lose what one of them wrote, and says nothing: a rank
+on another node than rank 0 writes the whole pages of its part, and hands the rest to rank 0.
 
 Of a map that goes on when interrupted, a record says how many tiles the disk holds: the order of
 tiles is that of any number of ranks, so that another job goes on behind them.
@@ -57,6 +57,8 @@ __all__ = ["CogJob", "cannot_write", "list_level_sizes", "template_like", "write
 BATCH_BYTES, BATCH_TILES = 32 << 20, 16
 # More of them before they are compressed need a BigTIFF, to be safe: as GDAL decides.
 CLASSIC_BYTES = 2_000_000_000
+# The largest page of memory, and so of a file, that Linux has on the machines of clusters.
+PAGE_BYTES = 64 << 10
 # Seconds of work that an interrupted job may lose; the disk is waited for as often.
 KEEP_SECONDS = 10.0
 
@@ -141,7 +143,7 @@ class _CogWriter:
     """The work of the ranks that write.
 
     Attributes:
-        near: Of each rank, whether it writes its tiles itself.
+        near: Of each rank, whether it is on rank 0's node.
         sources: Pixels by level: those of level 0 are in pieces, the others in files.
         sizes: Rows and columns of all levels.
         files: By a level that has a file of its own: its path, and where its tiles are in it.
@@ -195,11 +197,9 @@ class _CogWriter:
                 with open(path, "ab") as begun:
                     begun.truncate(at)
         with ExitStack() as stack:
-            file: FileIO | None = None
             with self._guarded():
-                if self.near[comm.rank]:
-                    # Unbuffered: closing it has nothing left to write, and nothing to say.
-                    file = stack.enter_context(open(path, "r+b", buffering=0))
+                # Unbuffered: closing it has nothing left to write, and nothing to say.
+                file = stack.enter_context(open(path, "r+b", buffering=0))
             most = max(1, min(BATCH_TILES, BATCH_BYTES // tile_bytes))
             while len(sizes) < len(order):
                 start = len(sizes)
@@ -210,10 +210,9 @@ class _CogWriter:
                 sizes += turn_sizes
                 self._record_sizes(file, path, sizes, last=len(sizes) == len(order))
             with self._guarded():
-                if file and comm.rank == 0:
+                if comm.rank == 0:
                     _write_at(file, 0, header_of(self.job.template, [*levels.values()], big=big))
-                if file:
-                    os.fsync(file.fileno())
+                os.fsync(file.fileno())
 
     def _find_whole(self, path: str, begin: int, most: int) -> list[int]:
         """Bytes of the tiles that a file has from an interrupted job; []: none. Collective."""
@@ -230,24 +229,21 @@ class _CogWriter:
                 self.record.put(name, [])
         return []
 
-    def _record_sizes(
-        self, file: FileIO | None, path: str, sizes: list[int], *, last: bool
-    ) -> None:
+    def _record_sizes(self, file: FileIO, path: str, sizes: list[int], *, last: bool) -> None:
         """Record the tiles of a file if that is due or none follows. Collective."""
         if not self.job.resumable:
             return
         if not self.comm.bcast(last or time.monotonic() >= self.record_at):
             return
         with self._guarded():
-            if file:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         with self._guarded():
             if self.comm.rank == 0:
                 self.record.put(os.path.basename(path), sizes)
         self.record_at = time.monotonic() + KEEP_SECONDS
 
     def _write_turn(
-        self, file: FileIO | None, at: int, turn: list[tuple[int, int]], each: int
+        self, file: FileIO, at: int, turn: list[tuple[int, int]], each: int
     ) -> list[int]:
         """Write tiles from a place of the file on, so many per rank; bytes of all of them."""
         rank, tiles = self.comm.rank, list[bytes]()
@@ -257,27 +253,37 @@ class _CogWriter:
                 tiles += self._make_tiles(number, [tile for _, tile in run])
         shares = self.comm.allgather([len(tile) for tile in tiles])
         whole = (sum(share) + FRAME_BYTES * len(share) for share in shares)
-        ends, data = list(accumulate(whole, initial=at)), b"".join(map(framed, tiles))
+        ends, data = list(accumulate(whole, initial=at)), memoryview(b"".join(map(framed, tiles)))
+        first, last = self._own_part(ends, rank)
         with self._guarded():
-            if file:
-                _write_at(file, ends[rank], data)
+            _write_at(file, ends[rank] + first, data[first:last])
         with self._guarded():
-            if not file:
-                self.comm.Send(data, 0)
+            if not self.near[rank]:
+                self.comm.Send(b"".join((data[:first], data[last:])), 0)
             elif rank == 0:
                 self._receive(file, ends)
         return [size for share in shares for size in share]
 
+    def _own_part(self, ends: Sequence[int], rank: int) -> tuple[int, int]:
+        """Where what a rank writes of its bytes begins and ends in them."""
+        begin, end = ends[rank : rank + 2]
+        if self.near[rank]:
+            return 0, end - begin
+        first, last = -(-begin // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES
+        return (first - begin, last - begin) if first < last else (0, 0)
+
     def _receive(self, file: FileIO, ends: Sequence[int]) -> None:
-        """Write what ranks of other nodes compressed, to between these places of the file."""
+        """Write what ranks of other nodes do not: the pages that they share with others."""
         failed: OSError | None = None
         for rank, (begin, end) in enumerate(pairwise(ends)):
             if self.near[rank]:
                 continue
-            data = bytearray(end - begin)
+            first, last = self._own_part(ends, rank)
+            data = bytearray(end - begin - (last - first))
             self.comm.Recv(data, rank)
             try:
-                _write_at(file, begin, data)
+                _write_at(file, begin, data[:first])
+                _write_at(file, begin + last, data[first:])
             except OSError as error:  # the others still send
                 failed = error
         if failed:
@@ -330,7 +336,7 @@ def _is_near(comm: "MPI.Comm") -> bool:
     return near
 
 
-def _write_at(file: FileIO, at: int, data: bytes | bytearray) -> None:
+def _write_at(file: FileIO, at: int, data: bytes | bytearray | memoryview) -> None:
     """Write all of it: a disk that is nearly full takes a part first."""
     rest = memoryview(data)
     while rest:

@@ -19,13 +19,14 @@ samples come from: dropout masks depend on it, and exchanges between ranks.
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tilenet.model.choices import AUTOCAST, Checkpointing
+from tilenet.model.choices import Checkpointing
 from tilenet.model.gpipe import (
     AbstractStream,
     Batch,
@@ -37,56 +38,17 @@ from tilenet.model.gpipe import (
     use_device,
     use_stream,
 )
-from tilenet.model.modules import out_of_place
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin, OriginTracker
 from tilenet.model.upload import upload
+from tilenet.parallel.pipeline.flow import Flow, Measure, MicroBatch, train_in_flow
 from tilenet.parallel.pipeline.host_store import Store
+from tilenet.parallel.pipeline.partition import Partition
 from tilenet.parallel.pipeline.skip_store import StoringQueue, StoringTracker
 
-__all__ = ["Partition", "Pipe"]
+__all__ = ["Pipe"]
 
 _Queues = tuple[list[Any], list[Any]]  # to each partition's thread, and from it
-
-
-class Partition(nn.Sequential):
-    """Consecutive layers on one device, (B, C, H, W) in and out.
-
-    Args:
-        layers: The network's own modules.
-        device: They are moved there.
-        precision: Precision of the arithmetic: `bfloat16` and `float16` compute under autocast.
-        failed: Errors that the pipe's partitions raised.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[nn.Module],
-        device: torch.device,
-        precision: str,
-        failed: list[Exception],
-    ) -> None:
-        # Its input is the neighbour's output, which recomputation needs as it was.
-        layers = [out_of_place(layers[0]), *layers[1:]]
-        super().__init__(*layers)
-        self.to(device)
-        self.device = device
-        self.dtype = AUTOCAST.get(precision)
-        self.failed = failed
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.failed:
-            # A worker goes on with its device's next partition, which would wait for the messages
-            # of ranks that wait for what failed here, and the error would not be raised.
-            raise self.failed[0]
-        try:
-            # Here and not around the pipeline: autocast belongs to a thread.
-            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-                y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
-        except Exception as error:
-            self.failed.append(error)
-            raise
-        return y
 
 
 class Pipe:
@@ -135,6 +97,7 @@ class Pipe:
         # each call would share with all other streams, and make these wait for copies.
         self._streams: list[list[AbstractStream]] = [[] for _ in devices]
         self._staying: dict[bool, tuple[_Queues, Callable[[], object]]] = {}
+        self._threads: list[ThreadPoolExecutor] = []
 
     def passes(self, micro_batches: int) -> int:
         """How often one backward adds to each parameter's gradient."""
@@ -173,6 +136,26 @@ class Pipe:
         finally:
             self._failed.clear()  # an error's traceback holds all that was computed
         return [batch.tensor for batch in batches]
+
+    def train_in_flow(self, feed: Iterator[MicroBatch], measure: Measure, most: int) -> None:
+        """Add the gradient of a sum over micro-batches, which flow without draining (1F1B).
+
+        With checkpointing all partitions but the last compute each micro-batch again in backward.
+
+        Args:
+            feed: The micro-batches; taken one by one, in a thread.
+            measure: See `flow.Measure`; called in a thread.
+            most: Most micro-batches in the pipeline at once.
+        """
+        if not self._threads:
+            self._threads = [ThreadPoolExecutor(1) for _ in self.devices]
+        for partition in self.partitions:
+            partition.train(self.network.training)
+        flow = Flow(self.partitions, self._layout, most, recompute=self.checkpointing != "never")
+        try:
+            train_in_flow(flow, feed, measure, self._threads)
+        finally:
+            self._failed.clear()  # an error's traceback holds all that was computed
 
     @contextmanager
     def _workers(self, devices: list[torch.device]) -> Iterator[_Queues]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Part
-from tilenet.model.choices import Checkpointing, HaloMode, Precision
+from tilenet.model.choices import Checkpointing, HaloMode, Pipelining, Precision
 from tilenet.model.loss import Loss
 from tilenet.model.loss_scale import LossScale
 from tilenet.planning.estimate import READ_AHEAD
@@ -111,6 +111,11 @@ class RunFile:
     """most tiles of a rank in the pipeline at once (images or crops, where they are one tile each).
     Where a rank has fewer tiles of the largest image, they are cut into sub-tiles, at the price of
     more overlap"""
+    pipeline: Pipelining = "gpipe"
+    """how micro-batches go through partitions: `gpipe`: a mini-batch of them forward, then back;
+    `1f1b`: each back as soon as its own loss is known, so that nothing drains between mini-batches,
+    and memory is that of as many micro-batches as partitions
+    ([large-networks.md](large-networks.md#one-forward-one-backward))"""
     read_ahead: int = READ_AHEAD
     """micro-batches that a thread of each rank reads before they are needed, those of the next
     steps too; 0: each is read when it is computed ([below](#reading)). Default: 2."""

@@ -1,5 +1,6 @@
 """A rank's tiles of the small image, through what computes the run's: forward and backward."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from tilenet.geometry.windows import Window
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.swept_training import SweptPipe
+from tilenet.parallel.pipeline.flow import MicroBatch
+from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.proof import largest
 from tilenet.planning.compatibility import mini_batch_sizes, stacks
 from tilenet.planning.mesh import tiles_of
@@ -44,33 +47,30 @@ def run_tiles(
         apart = max(apart, largest(own, _of(logits, image, window)))
         return (own * _of(problem.weights, image, window).to(own)).sum()
 
-    for size in mini_batch_sizes(len(batches), plan.micro_batches):
+    def of_stack(parts: Sequence[tuple[int, int]], output: Tensor) -> Tensor:
+        loss = output.new_zeros(())
+        for row, (image, number) in enumerate(parts):
+            tile = tiling.tiles[number]
+            own = owned(output[row : row + 1], tile, plan.rule.offset_px)
+            loss = loss + measured(image, own, tile.own)
+        return loss
+
+    if plan.pipeline == "1f1b":
+        assert isinstance(network.pipe, Pipe)
+        feed = (_micro_batch(problem, *pair, like) for pair in enumerate(batches))
+        network.pipe.train_in_flow(
+            feed, lambda number, output: of_stack(batches[number], output), plan.micro_batches
+        )
+    sizes = mini_batch_sizes(len(batches), plan.micro_batches)
+    for size in sizes if plan.pipeline == "gpipe" else ():
         batch, batches = batches[:size], batches[size:]
-        origins = [
-            Origin(
-                tuple(image for image, _ in parts),
-                tiling,
-                tuple(number for _, number in parts),
-                micro_batch,
-            )
-            for micro_batch, parts in enumerate(batch)
-        ]
-        images = [
-            torch.cat(
-                [_of(problem.images, image, tiling.tiles[number].read) for image, number in parts]
-            ).to(like)
-            for parts in batch
-        ]
+        micro_batches = [_micro_batch(problem, *pair, like) for pair in enumerate(batch)]
+        images, origins = [m.image for m in micro_batches], [m.origin for m in micro_batches]
         if isinstance(network.pipe, SweptPipe):
             for read, origin in zip(images, origins, strict=True):
                 network.pipe(read, origin, partial(measured, origin.images[0])).backward()  # type: ignore[no-untyped-call]
             continue
-        loss: Tensor | float = 0.0
-        for output, parts in zip(network.pipe(images, origins), batch, strict=True):
-            for row, (image, number) in enumerate(parts):
-                tile = tiling.tiles[number]
-                own = owned(output[row : row + 1], tile, plan.rule.offset_px)
-                loss = loss + measured(image, own, tile.own)
+        loss = sum(map(of_stack, batch, network.pipe(images, origins)))
         if isinstance(loss, Tensor) and loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
     # Logits of tiles that are not computed may be much larger.
@@ -78,6 +78,19 @@ def run_tiles(
     scale = scale_of(like_these if problem.chosen else [logits])
     most: float = comm.allreduce(apart / scale, op=MPI.MAX)
     return most
+
+
+def _micro_batch(
+    problem: Problem, micro_batch: int, parts: Sequence[tuple[int, int]], like: Tensor
+) -> MicroBatch:
+    """Tiles of the problem's images, which are computed together."""
+    images, numbers = zip(*parts, strict=True)
+    reads = [problem.tiling.tiles[number].read for number in numbers]
+    stacked = torch.cat(
+        [_of(problem.images, image, read) for image, read in zip(images, reads, strict=True)]
+    )
+    origin = Origin(images, problem.tiling, numbers, micro_batch)
+    return MicroBatch(stacked.to(like), origin, micro_batch)
 
 
 def _of(maps: Tensor, image: int, window: Window) -> Tensor:

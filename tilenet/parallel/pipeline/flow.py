@@ -1,0 +1,332 @@
+"""Train micro-batches that flow through the partitions: one forward, one backward (1F1B).
+
+GPipe computes all micro-batches of a mini-batch forward, takes the loss of all, and goes back: the
+pipeline drains after each mini-batch, and a mini-batch is as large as memory allows. Here a
+micro-batch goes back as soon as its own loss is known, while those behind it still go forward. So a
+partition holds what the partitions after it have under way, however many micro-batches a step has,
+and waits at the step's ends alone.
+
+Each partition works in a thread of its own. It begins micro-batches until it holds as many as it
+may, then ends the oldest before it begins another. Maps go to the partitions that take them as soon
+as they are computed, skips too, and their gradients go back. Gradients add up in the order of the
+micro-batches, in each partition, whatever its threads do.
+
+The schedule is PipeDream-Flush's (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN
+Training", ICML 2021).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from tilenet.model.gpipe import (
+    Namespace,
+    SkipLayout,
+    SkipTracker,
+    enable_recomputing,
+    use_device,
+    use_skip_tracker,
+)
+from tilenet.model.skips import Origin
+from tilenet.model.upload import upload
+from tilenet.parallel.pipeline.partition import Partition
+
+__all__ = ["Measure", "MicroBatch", "train_in_flow"]
+
+Maps = list[Tensor]
+Post = SimpleQueue[Any]
+
+ENDED = object()  # sent in place of a message
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What goes in.
+
+    Attributes:
+        image: (B, bands, H, W), anywhere.
+        origin: Where its samples come from.
+        number: Its number, which the measure is told.
+    """
+
+    image: Tensor
+    origin: Origin
+    number: int
+
+
+# The term of the sum that a micro-batch's logits (B, K, H, W) give; differentiable.
+Measure = Callable[[int, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What the partitions have in common.
+
+    Attributes:
+        partitions: In order.
+        layout: Which skips go from which partition to which.
+        most: Most micro-batches in the pipeline at once.
+        recompute: Whether partitions but the last keep inputs alone, and compute again in backward.
+    """
+
+    partitions: Sequence[Partition]
+    layout: SkipLayout
+    most: int
+    recompute: bool
+
+    def routes(self, sender: int, receiver: int) -> list[tuple[Namespace, str]]:
+        """The skips that go from one partition to another."""
+        return [
+            (namespace, name)
+            for at, namespace, name in self.layout.copy_policy(receiver)
+            if at == sender
+        ]
+
+
+def train_in_flow(
+    flow: Flow, feed: Iterator[MicroBatch], measure: Measure, threads: Sequence[Executor]
+) -> None:
+    """Add the gradient of a sum over micro-batches to the parameters' gradients.
+
+    Args:
+        feed: The micro-batches; the first partition's thread takes them one by one.
+        measure: Called once for each, in order, in the last partition's thread.
+        threads: One thread per partition.
+
+    Raises:
+        Exception: The first error of any partition, of the feed or the measure.
+    """
+    numbers = range(len(flow.partitions))
+    posts = {(sender, to): Post() for sender in numbers for to in numbers}
+    errors = list[BaseException]()
+
+    def run(number: int) -> None:
+        try:
+            with use_device(flow.partitions[number].device):
+                _Worker(number, flow, posts, measure).run(feed)
+        except _Ended:
+            pass
+        except BaseException as error:
+            errors.append(error)
+            _end(posts)
+
+    tasks = [thread.submit(run, number) for number, thread in zip(numbers, threads, strict=True)]
+    try:
+        wait(tasks)
+    finally:
+        _end(posts)  # where a signal ends the wait
+    if errors:
+        raise errors[0]
+
+
+class _Ended(Exception):
+    """Another partition ended before its time."""
+
+
+class _Skips(SkipTracker):  # type: ignore[misc]
+    """A micro-batch's skips in a partition, and where its samples come from."""
+
+    def __init__(self, origin: Origin) -> None:
+        super().__init__()
+        self.origin = origin
+
+
+@dataclass
+class _Begun:
+    """A micro-batch that went forward through a partition, and waits for its gradients.
+
+    Attributes:
+        number: Its number.
+        origin: Where its samples come from.
+        arrived: Its maps from other partitions, by the sender; kept to compute it again.
+        gradients: Theirs, which backward fills in.
+        sent: Edges of the maps that were sent, by the receiver.
+        output: The logits; in the last partition only.
+    """
+
+    number: int
+    origin: Origin
+    arrived: dict[int, Maps]
+    gradients: dict[int, list[Tensor | None]] = field(default_factory=dict)
+    sent: dict[int, list[GradientEdge | None]] = field(default_factory=dict)
+    output: Tensor | None = None
+
+
+class _Worker:
+    """A partition's work on a step."""
+
+    def __init__(
+        self, number: int, flow: Flow, posts: Mapping[tuple[int, int], Post], measure: Measure
+    ) -> None:
+        self.number, self.flow, self.posts, self.measure = number, flow, posts, measure
+        self.part, count = flow.partitions[number], len(flow.partitions)
+        self.last = number == count - 1
+        self.most = min(flow.most, count - number)
+        self.takes = {n: flow.routes(n, number) for n in range(number)}
+        self.gives = {n: flow.routes(number, n) for n in range(number + 1, count)}
+        self.recompute = flow.recompute and not self.last
+
+    def run(self, feed: Iterator[MicroBatch]) -> None:
+        """Take all micro-batches forward and back."""
+        waiting, fed = deque[_Begun](), True
+        while fed or waiting:
+            if fed and len(waiting) < self.most:
+                begun = self._begin(feed)
+                if begun is None:
+                    fed = False
+                    self._send({} if self.last else {self.number + 1: None})
+                else:
+                    self._forward(begun)
+                    waiting.append(begun)
+                    del begun
+            else:
+                self._backward(waiting.popleft())
+
+    def _begin(self, feed: Iterator[MicroBatch]) -> _Begun | None:
+        """The next micro-batch; None: there is none."""
+        if self.number == 0:
+            fed = next(feed, None)
+            if fed is None:
+                return None
+            return _Begun(fed.number, fed.origin, {-1: [upload(fed.image, self.part.device)]})
+        message = self._receive(self.number - 1)
+        if message is None:
+            return None
+        number, origin, maps = message
+        before = [n for n in range(self.number - 1) if self.takes[n]]
+        return _Begun(
+            number, origin, {n: self._receive(n) for n in before} | {self.number - 1: maps}
+        )
+
+    def _forward(self, begun: _Begun) -> None:
+        """Compute it and send its maps; keep what backward needs."""
+        if self.recompute:
+            arrived = {other: [*maps] for other, maps in begun.arrived.items()}
+            with torch.no_grad():
+                sent = self._compute(begun)
+            begun.arrived = arrived
+        else:
+            sent = self._compute(begun)
+        messages: dict[int, Any] = {}
+        for other in list(sent):
+            maps = [self._handed(map_, other) for map_ in sent.pop(other)]
+            neighbour = other == self.number + 1
+            messages[other] = (begun.number, begun.origin, maps) if neighbour else maps
+            del maps
+        self._send(messages)
+
+    def _handed(self, map_: Tensor, other: int) -> Tensor:
+        """A map on another partition's device, which says whether its gradient is wanted."""
+        wanted = map_.is_floating_point() if self.recompute else map_.requires_grad
+        return map_.detach().to(self.flow.partitions[other].device).requires_grad_(wanted)
+
+    def _compute(self, begun: _Begun) -> dict[int, Maps]:
+        """The maps that other partitions take, by the receiver; notes their edges, or the logits.
+
+        What arrived is not held any more, but by the layers that need it for backward.
+        """
+        skips = _Skips(begun.origin)
+        for other in list(begun.arrived):
+            maps, names = begun.arrived.pop(other), self.takes.get(other, [])
+            begun.gradients[other] = [None] * len(maps)
+            maps = [_arrive(map_, begun.gradients[other], n) for n, map_ in enumerate(maps)]
+            if other == self.number - 1:
+                x = maps.pop(0)
+            skips.tensors.update(zip(names, maps, strict=True))
+            del maps
+        with use_skip_tracker(skips):
+            output = self.part(x)
+        del x
+        if self.last:
+            begun.output = output
+            return {}
+        sent: dict[int, Maps] = {}
+        for other, names in self.gives.items():
+            maps = [skips.tensors.pop(name) for name in names]
+            if other == self.number + 1:
+                maps.insert(0, output)
+            if maps:
+                sent[other] = maps
+        begun.sent = {other: [_edge(map_) for map_ in maps] for other, maps in sent.items()}
+        return sent
+
+    def _backward(self, begun: _Begun) -> None:
+        """Take it back: add to the parameters' gradients, and send those of what arrived."""
+        if self.recompute:
+            with enable_recomputing():
+                self._compute(begun)
+        if begun.output is not None:
+            total = self.measure(begun.number, begun.output)
+            begun.output = None
+            if total.requires_grad:
+                total.backward()  # type: ignore[no-untyped-call]
+            del total
+        ends = list[tuple[GradientEdge, Tensor]]()
+        for other, edges in begun.sent.items():
+            pairs = zip(edges, self._receive(other), strict=True)
+            ends += [(edge, of_edge) for edge, of_edge in pairs if edge and of_edge is not None]
+            del pairs
+        if ends:
+            begins, gradients = [edge for edge, _ in ends], [gradient for _, gradient in ends]
+            del ends
+            torch.autograd.backward(begins, gradients)
+            del gradients
+        messages: dict[int, Any] = {}
+        for other in range(self.number):
+            device, of_maps = self.flow.partitions[other].device, begun.gradients.pop(other, [])
+            if of_maps:
+                messages[other] = [None if one is None else one.to(device) for one in of_maps]
+            del of_maps
+        self._send(messages)
+
+    def _send(self, messages: dict[int, Any]) -> None:
+        """Send messages, of which nothing is held here: what others answer may come at once."""
+        for other in list(messages):
+            self.posts[self.number, other].put(messages.pop(other))
+
+    def _receive(self, other: int) -> Any:
+        message = self.posts[other, self.number].get()
+        if message is ENDED:
+            raise _Ended
+        return message
+
+
+class _Arrive(torch.autograd.Function):
+    """Hands on a map whose gradient goes to a list; the graph does not hold the map."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, begin: Tensor, map_: Tensor, gradients: list[Tensor | None], at: int
+    ) -> Tensor:
+        ctx.gradients, ctx.at = gradients, at
+        ctx.set_materialize_grads(False)
+        return map_.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *of_map: Tensor | None) -> tuple[None, None, None, None]:
+        ctx.gradients[ctx.at] = of_map[0]
+        return None, None, None, None
+
+
+def _arrive(map_: Tensor, gradients: list[Tensor | None], at: int) -> Tensor:
+    if not map_.requires_grad:
+        return map_
+    begin = torch.empty(0, device=map_.device, requires_grad=True)
+    arrived: Tensor = _Arrive.apply(begin, map_.detach(), gradients, at)  # type: ignore[no-untyped-call]
+    return arrived
+
+
+def _edge(map_: Tensor) -> GradientEdge | None:
+    return get_gradient_edge(map_) if map_.requires_grad else None
+
+
+def _end(posts: Mapping[tuple[int, int], Post]) -> None:
+    for post in posts.values():
+        post.put(ENDED)

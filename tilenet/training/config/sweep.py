@@ -1,0 +1,51 @@
+"""What training by sweeps does not support."""
+
+from tilenet.errors import TilenetError
+from tilenet.planning.compatibility import sweep_obstacle, whole_image
+from tilenet.planning.mesh import MeshShape
+from tilenet.storage.network_json import NetworkRecord
+from tilenet.training.config.run_file import RunFile
+
+__all__ = ["check_sweep"]
+
+
+def check_sweep(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
+    """Refuse keys and networks that a sweep in training does not support.
+
+    Raises:
+        TilenetError: On the first of them.
+    """
+    alone = {
+        "checkpointing": (run.checkpointing, "never"),
+        "swap": (run.swap or "off", "off"),
+        "halo": (run.halo, "exact"),
+    }
+    for key, (value, only) in alone.items():
+        if value != only:
+            raise TilenetError(
+                f"a sweep computes each strip again by itself, from its rows (halo_mode: sweep, "
+                f"{key}: {value}); set {key}: {only}, or halo_mode: overlap"
+            )
+    if record.context().valid:
+        raise TilenetError(
+            "a sweep pads each layer (halo_mode: sweep, padding: valid); use network.padding: same"
+        )
+    if unswept := sweep_obstacle(record.layers):
+        raise TilenetError(
+            "a sweep in training takes averages of an image, but no norms and maxima "
+            f"(halo_mode: sweep, over whole images or tiles: {unswept}); use "
+            "network.norm: none, network.batch_norm: frozen for a module, or halo_mode: exchange"
+        )
+    whole = whole_image(record.layers)
+    if whole and run.num_partitions > 1:
+        raise TilenetError(
+            "a sweep over partitions knows no averages of the whole image (halo_mode: sweep, over "
+            f"whole images: {whole}, partitions: {run.num_partitions}); set partitions: 1, or use "
+            "halo_mode: exchange"
+        )
+    if whole and (run.tiles.cut is not None or mesh.rows > 1):
+        raise TilenetError(
+            "a sweep averages over images that ranks hold by columns (halo_mode: sweep, over whole "
+            f"images: {whole}, mesh.rows: {mesh.rows}, tiles{'' if run.tiles.cut else ' not'} "
+            "given); leave tiles and mesh.rows out, or use halo_mode: exchange"
+        )
