@@ -61,10 +61,10 @@ def step_by_strips(
     over: Any = {"balance": balance, "devices": [cpu] * len(balance)}
     pipe = SweptPipe(network, layers, cpu, "float32", lambda rows, cols: sweeps, **over)
     whole = cut(*size, Cut(grid=(1, 1)), HaloRule(0, context_of(layers).alignment_px))
-    image, labels = torch.randn(1, 3, *size), torch.randint(0, 4, (1, *size))
+    image, labels = torch.randn(1, 3, *size), torch.randint(0, 4, (1, *size), dtype=torch.uint8)
 
     def loss(logits: "Tensor", own: "Window") -> "Tensor":
-        wanted = labels[:, own.row : own.row + own.height]
+        wanted = labels[:, own.row : own.row + own.height].long()
         return torch.nn.functional.cross_entropy(logits, wanted, reduction="sum")
 
     def step() -> float:
@@ -181,7 +181,7 @@ def peaks(quick: bool) -> list[dict[str, Any]]:
         step()
     predicted = [trained_bytes(layers, *size, strip_rows, 4)]
     rows = [{"partitions": 1, "measured": [live.peak], "predicted": predicted}]
-    labels = torch.randint(0, 4, (1, *size))
+    labels = torch.randint(0, 4, (1, *size), dtype=torch.uint8)
     sweeps = Sweeps(strip_edges(size[0], strip_rows))
     for partitions in (2, 3):
         balance = likely_balance(layers, size, partitions)

@@ -150,7 +150,8 @@ def training(name: str, way: str, side: int, once: bool) -> dict[str, Any]:
     for part in network:
         if isinstance(part, torch.nn.BatchNorm2d):
             part.eval()
-    image, labels = torch.randn(1, 4, side, side), torch.randint(0, 5, (1, side, side))
+    image = torch.randn(1, 4, side, side)
+    labels = torch.randint(0, 5, (1, side, side), dtype=torch.uint8)
     plan, unit = planned(layers, side, "tiles"), context_of(layers).alignment_px
     sweeps = plan_sweeps(layers, side, side, 4, machine("local").memory_bytes)
     keeps, strip_rows = bool(sweeps.kept), sweeps.edges[1]
@@ -159,7 +160,8 @@ def training(name: str, way: str, side: int, once: bool) -> dict[str, Any]:
 
     def loss_of(logits: Tensor, own: Window) -> Tensor:
         rows, cols = slice(own.row, own.row + own.height), slice(own.col, own.col + own.width)
-        return torch.nn.functional.cross_entropy(logits, labels[:, rows, cols], reduction="sum")
+        wanted = labels[:, rows, cols].long()
+        return torch.nn.functional.cross_entropy(logits, wanted, reduction="sum")
 
     def run() -> float:
         network.zero_grad()

@@ -29,6 +29,7 @@ from tilenet.planning.swept_plan import swept_plans
 from tilenet.planning.time.messages import halo_times
 
 pytestmark = pytest.mark.usefixtures("fewer_layouts")
+LABEL_BYTES = 2  # of a pixel, until the loss takes it
 OPTIONS = UNetOptions(poolings=1, convolutions=1, base=4, bands=3, classes=2)
 AVERAGING: tuple[Layer, ...] = (
     *(Conv(3, 4, padding=1), Stash(4, 4, "map"), GlobalPool(4, 4)),
@@ -135,7 +136,7 @@ def test_a_plan_by_sweeps(batch_size: int, width: int, images: int) -> None:
     assert plan.mesh == ((1, 1, 3) if width == 24 else (3, 1, 1))
     weights = 4 * sum(layer.num_parameters for layer in question.layers)
     tensors = trained_bytes(question.layers, 90, width, rows, 4)
-    assert plan.device_bytes == tensors + 4 * weights + 90 * width * 3 * 4
+    assert plan.device_bytes == tensors + 4 * weights + 90 * width * (3 * 4 + LABEL_BYTES)
     seconds = images * sum(seconds_of(question, width, rows, plan.mesh[2]))
     assert plan.step_s == pytest.approx(seconds + Estimator(question).least_rest_s(1), rel=1e-12)
     assert (plan.exchange_s > 0) == (plan.mesh[2] > 1)
@@ -177,7 +178,7 @@ def test_strips_over_partitions_where_a_rank_per_device_does_not_fit() -> None:
     weights = [
         4 * sum(layer.num_parameters for layer in part) for part in (layers[:first], layers[first:])
     ]
-    fixed = [4 * weights[0] + prod(size) * 3 * 4, 4 * weights[1]]
+    fixed = [4 * weights[0] + prod(size) * 3 * 4, 4 * weights[1] + prod(size) * LABEL_BYTES]
     assert [part.num_bytes for part in plan.parts] == [
         states + peak for states, peak in zip(fixed, peaks, strict=True)
     ]
@@ -292,12 +293,12 @@ def test_nothing_is_searched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes_of_half_precision() -> None:
-    """Maps are of two bytes, image and weights of four."""
+    """Maps and labels are of two bytes, image and weights of four."""
     (plan,) = swept_plans(replace(SWEPT, precision="bfloat16"))
     weights = 4 * sum(layer.num_parameters for layer in SWEPT.layers)
     assert plan.layout.strip_rows is not None
     tensors = trained_bytes(SWEPT.layers, 90, 24, plan.layout.strip_rows, 2)
-    assert plan.device_bytes == tensors + 4 * weights + 90 * 24 * 3 * 4
+    assert plan.device_bytes == tensors + 4 * weights + 90 * 24 * (3 * 4 + LABEL_BYTES)
 
 
 def test_exchange_takes_no_halo_of_its_own() -> None:

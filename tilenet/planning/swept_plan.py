@@ -1,7 +1,7 @@
 """Plans with `halo_mode: sweep`: ranks hold columns of an image and go over them strip by strip.
 
 A rank has a device, or strips flow through partitions on several. Each strip is computed twice
-forward and once backward. The image is on the first device.
+forward and once backward. The image is on the first device, its labels are on the last.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,6 +30,8 @@ from tilenet.planning.time.messages import halo_times
 from tilenet.planning.time.roofline import ITEM_BYTES
 
 __all__ = ["fitting_sweeps", "swept_plans"]
+
+LABEL_BYTES = 2  # of a pixel, as labels come to a device
 
 
 def swept_plans(question: Question) -> list[Plan]:
@@ -132,12 +134,14 @@ class _Part:
         height: Rows.
         width: Columns.
         image_bytes: Bytes of the pixels.
+        label_bytes: Bytes of their labels.
     """
 
     grid: tuple[int, int]
     height: int
     width: int
     image_bytes: int
+    label_bytes: int
 
 
 def _part(estimator: Estimator, partitions: int) -> _Part | None:
@@ -149,7 +153,7 @@ def _part(estimator: Estimator, partitions: int) -> _Part | None:
     # Autocast leaves the image in float32.
     item_bytes = parameter_dtype(question.precision).itemsize
     image_bytes = height * width * question.options.bands * item_bytes
-    return _Part((1, mesh.columns), height, width, image_bytes)
+    return _Part((1, mesh.columns), height, width, image_bytes, height * width * LABEL_BYTES)
 
 
 def _plans(estimator: Estimator, partitions: int, part: _Part) -> Iterator[Plan]:
@@ -162,13 +166,13 @@ def _plans(estimator: Estimator, partitions: int, part: _Part) -> Iterator[Plan]
     averages = averaged_sweeps(layers)
     balances = [question.balance] if question.balance else least_time(seconds, partitions)
     # All balances have the same strips: with averages, whose maps need room, there is one balance.
-    fixed = _fixed_bytes(estimator, balances[0], part.image_bytes)
+    fixed = _fixed_bytes(estimator, balances[0], part)
     sweeps = plan_sweeps(layers, *size, item_bytes, question.limit_bytes - fixed[0])
     if averages and sweeps.kept != plan_sweeps(layers, *size, item_bytes, ALL_CELLS).kept:
         return  # layers are computed more often
     strip_rows = sweeps.edges[1]
     for balance in balances:
-        fixed = _fixed_bytes(estimator, balance, part.image_bytes)
+        fixed = _fixed_bytes(estimator, balance, part)
         if partitions > 1:
             peaks = partition_peaks(layers, *size, strip_rows, item_bytes, balance)
         else:
@@ -178,15 +182,17 @@ def _plans(estimator: Estimator, partitions: int, part: _Part) -> Iterator[Plan]
         yield _plan(estimator, part, balance, sweeps.edges, sizes)
 
 
-def _fixed_bytes(estimator: Estimator, balance: Sequence[int], image_bytes: int) -> list[int]:
-    """Bytes of each partition's weights, gradients and optimizer states, and of the image."""
+def _fixed_bytes(estimator: Estimator, balance: Sequence[int], part: _Part) -> list[int]:
+    """Bytes of each partition's weights, gradients and optimizer states, of image and labels."""
     optimizer, sharers = estimator.question.optimizer, estimator.sharers(len(balance))
     weights = [
         int(estimator.parameter_bytes[first:stop].sum())
         for first, stop in pairwise([0, *accumulate(balance)])
     ]
     states = [2 * num_bytes + state_bytes(optimizer, num_bytes, sharers) for num_bytes in weights]
-    return [states[0] + image_bytes, *states[1:]]
+    states[0] += part.image_bytes
+    states[-1] += part.label_bytes
+    return states
 
 
 def _seconds_of(times: Sequence[LayerTime], blocks: Sequence[tuple[int, int]]) -> list[float]:

@@ -13,6 +13,7 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import Sweeps
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.geometry.windows import Window
+from tilenet.model.loss import Loss
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange import swept_partitions
@@ -20,6 +21,8 @@ from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
 
 __all__ = ["bytes_of_partitions"]
+
+LOSS = Loss(("ce",), 4, 255)
 
 
 class _Counted(LiveBytes):  # type: ignore[no-untyped-call]
@@ -130,7 +133,7 @@ def bytes_of_partitions(
     """Most bytes of each partition in a step, as if each had a device.
 
     Args:
-        labels: (1, H, W).
+        labels: (1, H, W), of few bits until they are taken.
         slow: The partition that begins a strip, or goes on with what came or went, when all others
             wait; None: none does.
     """
@@ -143,7 +146,7 @@ def bytes_of_partitions(
 
     def loss(logits: Tensor, own: Window) -> Tensor:
         rows = slice(own.row, own.row + own.height)
-        return torch.nn.functional.cross_entropy(logits, labels[:, rows], reduction="sum")
+        return LOSS.sums(logits, labels[:, rows])[0]
 
     plain, swept_partitions._Worker = swept_partitions._Worker, meter.worker()  # type: ignore[misc]
     try:

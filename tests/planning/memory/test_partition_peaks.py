@@ -26,7 +26,8 @@ CASES = [
 def found_and_predicted(name: str, rows: int, partitions: int, slow: int | None) -> Any:
     layers, net = built(name)
     balance = likely_balance(layers, SIZE, partitions)
-    sweeps, labels = Sweeps(strip_edges(SIZE[0], rows)), torch.randint(0, 2, (1, *SIZE))
+    sweeps = Sweeps(strip_edges(SIZE[0], rows))
+    labels = torch.randint(0, 2, (1, *SIZE), dtype=torch.uint8)
     found = bytes_of_partitions(layers, net, sweeps, labels, balance, slow)
     return found, partition_peaks(layers, *SIZE, rows, 4, balance)
 

@@ -1,5 +1,6 @@
 """Bytes of a training step by strips: what is predicted is what lives, tensor by tensor."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -16,6 +17,7 @@ from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.geometry.tiles import Cut, HaloRule, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
+from tilenet.model.loss import Loss
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.swept_training import SweptPipe
@@ -54,6 +56,29 @@ def built(name: str) -> tuple[tuple[Layer, ...], Network]:
     return layers, net
 
 
+LOSS = Loss(("ce",), 4, 255)
+
+
+def measured_by(labels: Tensor) -> Callable[[Tensor, Window], Tensor]:
+    """The loss of a run, whose labels (1, H, W) are of few bits until they are taken."""
+
+    def loss(logits: Tensor, own: Window) -> Tensor:
+        rows = slice(own.row, own.row + own.height)
+        return LOSS.sums(logits.to(torch.float32), labels[:, rows])[0]
+
+    return loss
+
+
+def bytes_of_step(layers: tuple[Layer, ...], net: Network, sweeps: Sweeps, precision: str) -> int:
+    image, labels = torch.randn(1, 3, *SIZE), torch.randint(0, 2, (1, *SIZE), dtype=torch.uint8)
+    rule = HaloRule(0, context_of(layers).alignment_px)
+    pipe = SweptPipe(net, layers, torch.device("cpu"), precision, lambda rows, cols: sweeps)
+    with LiveBytes() as live:
+        origin = Origin((0,), cut(*SIZE, Cut(grid=(1, 1)), rule), (0,))
+        pipe(image, origin, measured_by(labels)).backward()  # type: ignore[no-untyped-call]
+    return live.peak
+
+
 @pytest.mark.parametrize("strip_rows", [32, 64, 160])
 @pytest.mark.parametrize(
     ("name", "most_cells"),
@@ -65,23 +90,21 @@ def built(name: str) -> tuple[tuple[Layer, ...], Network]:
 )
 def test_bytes_of_a_step(name: str, most_cells: int, strip_rows: int) -> None:
     layers, net = built(name)
-    image, labels = torch.randn(1, 3, *SIZE), torch.randint(0, 2, (1, *SIZE))
     kept = maps_to_keep(layers, *SIZE, most_cells) if most_cells else {}
-    sweeps = Sweeps(strip_edges(SIZE[0], strip_rows), kept)
-    rule = HaloRule(0, context_of(layers).alignment_px)
-    pipe = SweptPipe(net, layers, torch.device("cpu"), "float32", lambda rows, cols: sweeps)
-
-    def loss(logits: Tensor, own: Window) -> Tensor:
-        rows = slice(own.row, own.row + own.height)
-        return F.cross_entropy(logits, labels[:, rows], reduction="sum")
-
-    with LiveBytes() as live:
-        origin = Origin((0,), cut(*SIZE, Cut(grid=(1, 1)), rule), (0,))
-        pipe(image, origin, loss).backward()  # type: ignore[no-untyped-call]
+    live = bytes_of_step(layers, net, Sweeps(strip_edges(SIZE[0], strip_rows), kept), "float32")
     predicted = trained_bytes(layers, *SIZE, strip_rows, 4, most_cells)
     # What layers take of the whole image, some values a channel, does not count.
     least = -0.015 if name in (*AVERAGED, "channels") else 0
-    assert least <= predicted / live.peak - 1 <= 0.05
+    assert least <= predicted / live - 1 <= 0.05
+
+
+@pytest.mark.parametrize("strip_rows", [32, 64, 160])
+@pytest.mark.parametrize("name", OURS)
+def test_bytes_of_a_step_of_half_precision(name: str, strip_rows: int) -> None:
+    """Losses are taken in the parameters' dtype, whose logits are twice as large."""
+    layers, net = built(name)
+    live = bytes_of_step(layers, net, Sweeps(strip_edges(SIZE[0], strip_rows)), "bfloat16")
+    assert 0 <= trained_bytes(layers, *SIZE, strip_rows, 2) / live - 1 <= 0.05
 
 
 def test_where_not_all_maps_fit_some_are_kept() -> None:

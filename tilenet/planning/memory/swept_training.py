@@ -13,10 +13,9 @@ from itertools import chain
 
 from tilenet.geometry.by_place import by_corners
 from tilenet.geometry.layers import Conv, Join, Layer, Pool, Stash, Upsample
-from tilenet.geometry.maps import MapShape, map_grids, map_shapes
+from tilenet.geometry.maps import map_grids, map_shapes
 from tilenet.geometry.sweep import (
     LayerRows,
-    Rows,
     Strip,
     last_readers,
     maps_before,
@@ -24,9 +23,17 @@ from tilenet.geometry.sweep import (
     sweep,
 )
 from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.strip_layers import (
+    WEIGHT_BYTES,
+    cast_bytes,
+    copied_cols,
+    forward_bytes,
+)
 from tilenet.planning.memory.swept_maps import Piece
 
 __all__ = ["RecomputedStrip", "SweptBackward", "SweptRows"]
+
+LABEL_BYTES = 8  # of a pixel's label, as the loss takes it
 
 
 @dataclass(eq=False)
@@ -78,6 +85,8 @@ class RecomputedStrip:
         sent: Rows that go to other partitions.
         logits: Rows that are measured; None: none.
         loss: What is kept of these.
+        labels: Their labels.
+        measured_bytes: Bytes of these in the dtype in which they are measured.
         tape: Its graph.
     """
 
@@ -88,6 +97,8 @@ class RecomputedStrip:
     sent: list[SweptRows]
     logits: SweptRows | None
     loss: int
+    labels: int
+    measured_bytes: int
     tape: list[_Node]
 
 
@@ -196,7 +207,9 @@ class SweptBackward:
     def size(self, number: int, rows: int) -> int:
         """Bytes of rows of a map."""
         shape = self.shapes[number]
-        return rows * shape.cols * shape.channels * self.item_bytes
+        # Autocast leaves the image as it is.
+        item_bytes = self.item_bytes if number else max(WEIGHT_BYTES, self.item_bytes)
+        return rows * shape.cols * shape.channels * item_bytes
 
     def make(self, size: int) -> int:
         """A storage, held once."""
@@ -279,7 +292,7 @@ class SweptBackward:
                 # Cells that are looked at are enlarged, and the rows cut out of that.
                 low, high = max(rows.need[0], 0), min(rows.need[1], self.shapes[number].rows)
                 out_bytes = self.size(number + 1, (high - low) * layer.factor)
-            self._touch(_forward_bytes(layer, cost, out_bytes))
+            self._touch(forward_bytes(layer, cost, out_bytes))
             storage = self.make(out_bytes)
         out = SweptRows(rows.out[0], rows.out[1] - rows.out[0], storage, number + 1)
         self.maps[number + 1].append(out)
@@ -292,9 +305,10 @@ class SweptBackward:
             for saved in node.saved:
                 self.hold(saved)
             if not isinstance(layer, Join):  # whose inputs are all that it keeps
+                cast = min(cast_bytes(layer, cost, self.item_bytes), cost.saved)
                 # Less than a row: of channels, such as a norm's, whatever the rows.
-                many = node.share if cost.saved >= self.size(number + 1, 1) else 1
-                node.saved.append(self.make(int(cost.saved * many)))
+                many = node.share if cost.saved - cast >= self.size(number + 1, 1) else 1
+                node.saved.append(self.make(int((cost.saved - cast) * many) + cast))
             self._note(node)
         self.drop(*inputs)
 
@@ -308,7 +322,7 @@ class SweptBackward:
         ]
         read = _Read(pieces, self.size(map_, high - low))
         if isinstance(layer, Conv | Pool):
-            cols = _copied_cols(layer, shape, self.shapes[number + 1].cols, rows.need)
+            cols = copied_cols(layer, shape, self.shapes[number + 1].cols, rows.need)
             read.border = self.size(map_, rows.need[1] - rows.need[0]) * cols // shape.cols
         return read
 
@@ -344,13 +358,31 @@ class SweptBackward:
         rows = self._pass(strip, received or {})
         self.tape = None
         sent, self.sent = self.sent, []
-        logits, loss = self.maps[-1].pop() if self.maps[-1] else None, 0
+        logits, measured = self.maps[-1].pop() if self.maps[-1] else None, (0, 0, 0)
         if logits is not None:
-            loss = self.make(self.size(logits.map_, logits.rows) * keeps_logits)
+            measured = self._measure(logits, keeps_logits=keeps_logits)
             self.drop(logits.storage)
         after = list(chain(*self.maps[1:]))
         self.clear(*self.maps)
-        return RecomputedStrip(state, leaves, rows, after, sent, logits, loss, tape)
+        edges = leaves, rows, after, sent
+        return RecomputedStrip(state, *edges, logits, *measured, tape)
+
+    def _measure(self, logits: SweptRows, *, keeps_logits: bool) -> tuple[int, int, int]:
+        """What is kept of rows that are measured, their labels, and bytes in the loss's dtype.
+
+        Cross-entropy keeps logarithms, in float32 at least.
+        """
+        size = self.size(logits.map_, logits.rows)
+        if not keeps_logits:
+            return self.make(0), self.make(0), size
+        cells = size // self.item_bytes
+        pixels, value_bytes = cells // self.shapes[-1].channels, max(WEIGHT_BYTES, self.item_bytes)
+        wide = cells * value_bytes
+        copy = self.make(wide if wide > size else 0)
+        loss, labels = self.make(wide), self.make(pixels * LABEL_BYTES)
+        self._touch(pixels * value_bytes)  # each pixel's loss
+        self.drop(copy)
+        return loss, labels, wide
 
     def backpropagate(
         self,
@@ -371,9 +403,15 @@ class SweptBackward:
                 self._add(piece, gradient)
         if strip.logits is not None:
             size = self.size(strip.logits.map_, strip.logits.rows)
-            between = self.make(size)
-            self._add(strip.logits, self.make(size))
+            between = self.make(strip.measured_bytes)
+            self._touch(self.sizes[strip.labels])  # a number for each pixel
+            self.drop(strip.labels)
+            gradient = self.make(strip.measured_bytes)
             self.drop(between, strip.loss)
+            if strip.measured_bytes > size:
+                wide, gradient = gradient, self.make(size)
+                self.drop(wide)
+            self._add(strip.logits, gradient)
         for node in strip.tape:
             if node.out.map_ in self.keeps:  # what comes for the whole map
                 self._add(node.out, self.make(0))
@@ -424,7 +462,8 @@ class SweptBackward:
         first = node.saved[0] if node.saved else 0
         is_held = cost.keeps_input and self.uses[first] > node.saved.count(first)
         taken = cost.backward[is_held + 2 * (self.uses[gradient] > 1)]
-        return int((taken - cost.parameters) * node.share) + cost.parameters
+        of_weights = cost.parameters + cast_bytes(layer, cost, self.item_bytes)
+        return int(max(taken - of_weights, 0) * node.share) + of_weights
 
     def _coming(self, node: _Node, read: _Read, gradient: int) -> int | None:
         """The gradient of what is looked at; None: of the image."""
@@ -455,29 +494,3 @@ class SweptBackward:
             else:
                 self._add(piece, self.make(self.size(piece.map_, piece.rows)))
         self.drop(gradient)
-
-
-def _forward_bytes(layer: Layer, cost: LayerBytes, size: int) -> int:
-    """What a layer's forward takes, its output of `size` bytes among it."""
-    # As `resampled`: the lower and the upper cells, their difference, its share and the sum.
-    if isinstance(layer, Upsample) and by_corners(layer):
-        return 4 * size + size // layer.factor
-    if isinstance(layer, Pool) and by_corners(layer):  # along rows, while there are all columns
-        return 4 * size * layer.stride
-    return int(cost.forward * size / cost.output)
-
-
-def _copied_cols(layer: Conv | Pool, shape: MapShape, out: int, need: Rows) -> int:
-    """Columns of the copy that a layer works on where its operator does not pad; 0: none."""
-    if isinstance(layer, Conv):
-        layer, is_square = layer.along_cols, layer.is_square
-        if is_square and layer.kernel == layer.stride == 1 and not layer.padding:
-            return 0
-    low, high = layer.needs(0, out - 1)
-    left, right = max(-low, 0), max(high + 1 - shape.cols, 0)
-    present = min(high + 1, shape.cols) - max(low, 0)
-    padded = (present + 2 * layer.padding - layer.reach - 1) // layer.stride + 1
-    if left == layer.padding >= right and padded == out:
-        left = right = 0
-    inside = need[0] >= 0 and need[1] <= shape.rows and present == shape.cols
-    return 0 if inside and not (left or right) else left + present + right

@@ -125,9 +125,9 @@ def trained_bytes(
     """Most bytes of tensors that live while a part of an image is swept forward and backward.
 
     Counted are states, gradients of weights and of states, and what a strip's layers keep, with a
-    loss that keeps as much as the logits are, and twice that in its backward, as cross-entropy
-    does; maps that are kept, with their gradients; neither the image nor weights. Averages of the
-    whole image are swept after the rest.
+    loss that keeps logarithms in float32 at least, and labels, and takes twice the logarithms in
+    its backward, as cross-entropy does; maps that are kept, with their gradients; neither the image
+    nor weights. Averages of the whole image are swept after the rest.
 
     Args:
         height: Rows of the part.

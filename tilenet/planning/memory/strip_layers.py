@@ -1,0 +1,43 @@
+"""What a layer takes on the rows of a strip, from what was measured of it."""
+
+from tilenet.geometry.by_place import by_corners
+from tilenet.geometry.layers import Conv, Layer, Pool, TransposedConv, Upsample
+from tilenet.geometry.maps import MapShape
+from tilenet.geometry.sweep import Rows
+from tilenet.planning.memory.layer import LayerBytes
+
+__all__ = ["WEIGHT_BYTES", "cast_bytes", "copied_cols", "forward_bytes"]
+
+WEIGHT_BYTES = 4  # of a value, at least; the image's and the loss's too
+
+
+def cast_bytes(layer: Layer, cost: LayerBytes, item_bytes: int) -> int:
+    """Bytes of a layer's weights as autocast makes them narrow, for each strip."""
+    is_cast = item_bytes < WEIGHT_BYTES and isinstance(layer, Conv | TransposedConv)
+    return is_cast * cost.parameters * item_bytes // WEIGHT_BYTES
+
+
+def forward_bytes(layer: Layer, cost: LayerBytes, size: int) -> int:
+    """What a layer's forward takes, its output of `size` bytes among it."""
+    # As `resampled`: the lower and the upper cells, their difference, its share and the sum.
+    if isinstance(layer, Upsample) and by_corners(layer):
+        return 4 * size + size // layer.factor
+    if isinstance(layer, Pool) and by_corners(layer):  # along rows, while there are all columns
+        return 4 * size * layer.stride
+    return int(cost.forward * size / cost.output)
+
+
+def copied_cols(layer: Conv | Pool, shape: MapShape, out: int, need: Rows) -> int:
+    """Columns of the copy that a layer works on where its operator does not pad; 0: none."""
+    if isinstance(layer, Conv):
+        layer, is_square = layer.along_cols, layer.is_square
+        if is_square and layer.kernel == layer.stride == 1 and not layer.padding:
+            return 0
+    low, high = layer.needs(0, out - 1)
+    left, right = max(-low, 0), max(high + 1 - shape.cols, 0)
+    present = min(high + 1, shape.cols) - max(low, 0)
+    padded = (present + 2 * layer.padding - layer.reach - 1) // layer.stride + 1
+    if left == layer.padding >= right and padded == out:
+        left = right = 0
+    inside = need[0] >= 0 and need[1] <= shape.rows and present == shape.cols
+    return 0 if inside and not (left or right) else left + present + right
