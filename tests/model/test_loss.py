@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilenet.model.loss import SMOOTHING, Loss, cross_entropy, dice, dice_sums, focal, pixel_weight
+from tilenet.planning.memory.live import LiveBytes
 
 CLASSES, IGNORE = 5, 255
 
@@ -161,6 +162,34 @@ def test_the_gradient_of_dice() -> None:
     counted = (labels != IGNORE)[:, None].expand_as(gradient)
     assert gradient[counted].all()
     assert not gradient[~counted].any()
+
+
+def sums_by_maps(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The sums of Dice, with maps of all classes that autograd goes back through."""
+    counted = (labels != IGNORE)[:, None]
+    truth = (labels[:, None] == torch.arange(CLASSES)[:, None, None]) * counted
+    found = logits.softmax(1) * counted
+    return torch.stack([part.sum((0, 2, 3)) for part in (found * truth, found, truth)])
+
+
+def test_the_gradient_of_dice_is_that_of_maps_of_classes() -> None:
+    logits, labels = (torch.from_numpy(x) for x in sample(shape=(2, 7, 11)))
+    logits.requires_grad_()
+    slopes = torch.randn(3, CLASSES, dtype=torch.float64)
+    found, wanted = (
+        torch.autograd.grad((sums * slopes).sum(), logits)[0]
+        for sums in (dice_sums(logits, labels, IGNORE), sums_by_maps(logits, labels))
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-15)
+
+
+def test_dice_holds_maps_of_probabilities_and_of_gradients_alone() -> None:
+    logits, labels = (torch.from_numpy(x) for x in sample(shape=(1, 30, 40)))
+    logits = logits.float().requires_grad_()
+    with LiveBytes() as live:
+        dice(dice_sums(logits, labels, IGNORE)).backward()  # type: ignore[no-untyped-call]
+    # Probabilities, their gradient and that of the logits; less than two values more a pixel.
+    assert 3 * CLASSES * 4 <= live.peak / labels.numel() < (3 * CLASSES + 2) * 4
 
 
 def test_dice_where_nothing_is_labelled_is_0_without_a_gradient() -> None:

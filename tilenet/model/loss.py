@@ -1,6 +1,7 @@
 """Losses as sums over the pixels that a tile owns, so that tiles and ranks can be added."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -93,12 +94,39 @@ def dice_sums(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
 
     p is the class's probability, t is 1 where it is the label. Arguments as above.
     """
-    counted = labels != ignore_index
-    truth = F.one_hot(labels.masked_fill(~counted, 0), logits.shape[1]).movedim(-1, 1)
-    truth = truth * counted[:, None]
-    predicted = logits.softmax(dim=1) * counted[:, None]
-    parts = ((predicted * truth), predicted, truth)
-    return torch.stack([part.sum((0, 2, 3), dtype=torch.float64) for part in parts])
+    sums: Tensor = _ClassSums.apply(logits.softmax(dim=1), labels, ignore_index)  # type: ignore[no-untyped-call]
+    return sums
+
+
+class _ClassSums(torch.autograd.Function):
+    """Sums class by class: no maps of all classes but the probabilities and their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, predicted: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+        """The sums (3, K) of (B, K, H, W)."""
+        ctx.save_for_backward(predicted, labels)
+        ctx.ignore_index = ignore_index
+        counted, sums = labels != ignore_index, []
+        for number, of_class in enumerate(predicted.unbind(1)):
+            truth = (labels == number) & counted
+            sums += [
+                torch.where(truth, of_class, 0).sum(dtype=torch.float64),
+                torch.where(counted, of_class, 0).sum(dtype=torch.float64),
+                truth.count_nonzero().double(),
+            ]
+        return torch.stack(sums).view(-1, 3).T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient of each pixel's probabilities."""
+        predicted, labels = ctx.saved_tensors
+        ignored, coming = labels == ctx.ignore_index, torch.empty_like(predicted)
+        both, alone, _ = gradient.to(predicted.dtype)
+        for number in range(predicted.shape[1]):
+            of_class = coming[:, number].fill_(alone[number])
+            of_class.masked_fill_(labels == number, both[number] + alone[number])
+            of_class.masked_fill_(ignored, 0)
+        return coming, None, None
 
 
 def dice(sums: Tensor) -> Tensor:
