@@ -172,6 +172,34 @@ def test_an_error_ends_all(place: str, at: int, monkeypatch: pytest.MonkeyPatch)
     check(flowed(pipe, images(3), 3), plain(made(options()), images(3))[1])
 
 
+def test_nothing_is_added_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that goes on may have set gradients to zero."""
+    network, busy, real, calls = made(options()), threading.Event(), flow.wait, list[Any]()
+    backward = flow._Worker._backward
+
+    def slow(self: Any, begun: Any) -> None:
+        if self.number == 0:
+            busy.set()
+            time.sleep(0.2)
+        backward(self, begun)
+
+    def interrupted(tasks: Any) -> None:
+        calls.append(tasks)
+        if len(calls) == 1:
+            assert busy.wait(60)
+            raise KeyboardInterrupt
+        real(tasks)
+
+    monkeypatch.setattr(flow._Worker, "_backward", slow)
+    monkeypatch.setattr(flow, "wait", interrupted)
+    pipe = Pipe(network, (5, 5, len(network) - 10), [CPU] * 3)
+    with pytest.raises(KeyboardInterrupt):
+        pipe.train_in_flow(feed(images(6)), term, 3)
+    network.zero_grad()
+    time.sleep(0.4)
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
 def test_threads_stay_and_hold_nothing() -> None:
     network, seen = made(options()), set[int]()
     for layer in network:

@@ -2,6 +2,8 @@
 
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -253,6 +255,26 @@ def test_threads_stay_from_call_to_call_and_hold_nothing() -> None:
     del pipe
     gc.collect()
     assert threading.active_count() == before
+
+
+PROGRAM = """
+import torch
+from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.model.network import build_network
+from tilenet.model.skips import Origin
+from tilenet.parallel.pipeline.pipe import Pipe
+
+network = build_network(unet_layers(UNetOptions(1, base=2, bands=3, classes=2))).train()
+pipe = Pipe(network, (4, len(network) - 4), [torch.device("cpu")] * 2)
+pipe([torch.randn(1, 3, 16, 16)] * 2, [Origin((0,)), Origin((1,))])
+raise SystemExit(3)
+"""
+
+
+def test_a_program_ends_while_threads_wait() -> None:
+    """Whether it ends well or by an error, which holds what it was raised in."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], timeout=60, check=False)
+    assert done.returncode == 3
 
 
 def test_streams_are_kept_from_call_to_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,10 +120,15 @@ def train_in_flow(
     tasks = [thread.submit(run, number) for number, thread in zip(numbers, threads, strict=True)]
     try:
         wait(tasks)
+    except BaseException:  # a signal: nothing may be added to gradients after it
+        _end(posts)
+        wait(tasks)
+        raise
+    try:
+        if errors:
+            raise errors[0]
     finally:
-        _end(posts)  # where a signal ends the wait
-    if errors:
-        raise errors[0]
+        errors.clear()  # its traceback would hold it, and all that was computed
 
 
 class _Ended(Exception):

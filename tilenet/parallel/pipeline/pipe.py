@@ -165,7 +165,6 @@ class Pipe:
             stack = ExitStack()
             queues = stack.enter_context(spawn_workers(devices))
             dismiss = weakref.finalize(self, stack.close)
-            dismiss.atexit = False
             self._staying[grad] = queues, dismiss
         queues, end = self._staying[grad]
         try:
