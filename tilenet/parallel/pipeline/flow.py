@@ -38,7 +38,7 @@ from tilenet.model.skips import Origin
 from tilenet.model.upload import upload
 from tilenet.parallel.pipeline.partition import Partition
 
-__all__ = ["Measure", "MicroBatch", "train_in_flow"]
+__all__ = ["Flow", "Measure", "MicroBatch", "train_in_flow"]
 
 Maps = list[Tensor]
 Post = SimpleQueue[Any]
@@ -230,9 +230,9 @@ class _Worker:
         self._send(messages)
 
     def _handed(self, map_: Tensor, other: int) -> Tensor:
-        """A map on another partition's device, which says whether its gradient is wanted."""
-        wanted = map_.is_floating_point() if self.recompute else map_.requires_grad
-        return map_.detach().to(self.flow.partitions[other].device).requires_grad_(wanted)
+        """A map on another partition's device, which says whether this one takes its gradient."""
+        takes = map_.is_floating_point() if self.recompute else map_.requires_grad
+        return map_.detach().to(self.flow.partitions[other].device).requires_grad_(takes)
 
     def _compute(self, begun: _Begun) -> dict[int, Maps]:
         """The maps that other partitions take, by the receiver; notes where backward begins.
@@ -283,7 +283,7 @@ class _Worker:
         for other in range(self.number):
             device, of_maps = self.flow.partitions[other].device, begun.gradients.pop(other, [])
             if of_maps:
-                messages[other] = [None if one is None else one.to(device) for one in of_maps]
+                messages[other] = [g if g is None else g.to(device) for g in of_maps]
             del of_maps
         self._send(messages)
 
