@@ -341,7 +341,7 @@ def bench(quick: bool) -> Found:
         ratio = row["seconds"]["strips"] / row["seconds"]["tiles"]
         case = f"{row['partitions']} partitions on 2 cores"
         claims.append(at_most(f"{case}: a step by strips over one by GPipe's tiles", ratio, 1.0))
-    ranks = (1, 2) if quick else (1, 2, 3, 4)
+    ranks = (1, 2) if quick else (1, 2, 3, 4, 6)
     states = [on_ranks(n, states_on_rank, 8 if quick else 16, 1 if quick else 3) for n in ranks]
     for row in states:
         case, shared = f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}", row["shared"]
