@@ -6,7 +6,7 @@ a strip takes one slot forward and two backward. GPipe's are simulated, with as 
 micro-batch. Bytes are those of each partition when it is the slowest, so that all that can wait
 waits, as if each had a device. Seconds are those of a CPU whose two cores the partitions share, so
 that ratios count, of a step by strips over one by GPipe with 2 × 2 tiles and exact halos, which
-computes activations again too.
+computes activations again too, but in one thread: torchgpipe has one per device.
 """
 
 import time

@@ -6,13 +6,20 @@ import numpy as np
 
 from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.machines import Machine
-from tilenet.planning.plan import Question
+from tilenet.planning.plan import Plan, Question
+from tilenet.planning.search import Search
 
 
 def every_balance(num_layers: int, num_partitions: int) -> list[tuple[int, ...]]:
     """All ways to cut so many layers."""
     inner = combinations(range(1, num_layers), num_partitions - 1)
     return [tuple(b - a for a, b in pairwise((0, *cuts, num_layers))) for cuts in inner]
+
+
+def every_plan(search: Search) -> list[Plan]:
+    """Plans of all layouts that fit, the fastest first."""
+    plans = [search.plan(layout) for layout in search.layouts()]
+    return sorted((plan for plan in plans if plan is not None), key=lambda plan: plan.step_s)
 
 
 def small_machine(devices: int, memory_bytes: int) -> Machine:

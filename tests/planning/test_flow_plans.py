@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from questions import every_balance, small_question
+from questions import every_balance, every_plan, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.explain import answer
 from tilenet.planning.machines import machine
 from tilenet.planning.memory.flow import flow_bytes
-from tilenet.planning.plan import Plan, Question
+from tilenet.planning.plan import Question
 from tilenet.planning.search import Search
 
 pytestmark = pytest.mark.usefixtures("fewer_layouts")
@@ -24,11 +24,6 @@ def searched(seed: int) -> Search:
     devices = replace(question.machine, devices_per_node=2 + seed % 3)
     more: Any = {"pipeline": "1f1b", "swap": "off", "halo_mode": "overlap", "machine": devices}
     return Search(replace(question, partitions=None, balance=None, **more))
-
-
-def every_plan(search: Search) -> list[Plan]:
-    plans = [search.plan(layout) for layout in search.layouts()]
-    return sorted((plan for plan in plans if plan is not None), key=lambda plan: plan.step_s)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from questions import every_balance, small_machine, small_question
+from questions import every_balance, every_plan, small_machine, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, UNetOptions
@@ -32,11 +32,6 @@ def some_share_out_states(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def searched(seed: int) -> Search:
     return Search(small_question(seed))
-
-
-def every_plan(search: Search) -> list[Plan]:
-    plans = [search.plan(layout) for layout in search.layouts()]
-    return sorted((plan for plan in plans if plan is not None), key=lambda plan: plan.step_s)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from partition_bytes import _Meter
+from partition_bytes import Meter
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -17,7 +17,7 @@ from tilenet.parallel.pipeline.pipe import Pipe
 __all__ = ["bytes_in_flow"]
 
 
-def _worker(meter: _Meter) -> Any:
+def _worker(meter: Meter) -> Any:
     """A worker of a partition that is counted."""
 
     class Worker(flow._Worker):
@@ -29,12 +29,7 @@ def _worker(meter: _Meter) -> Any:
                 meter.news.notify_all()
 
         def _receive(self, other: int) -> Any:
-            with meter.news:
-                while self.posts[other, self.number].empty():
-                    meter.waits[self.number] = other
-                    meter.news.notify_all()
-                    meter.news.wait(1)
-                meter.waits.pop(self.number, None)
+            meter.wait_for(self.number, other, self.posts)
             message = super()._receive(other)
             meter.let_others_go_on(self.number)
             return message
@@ -82,7 +77,7 @@ def bytes_in_flow(
     net.eval()  # frozen norms, as they are built
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    meter, classes = _Meter(len(balance), slow), 2
+    meter, classes = Meter(len(balance), slow), 2
 
     def feed() -> Iterator[MicroBatch]:
         for number in range(2 * most + 1):

@@ -20,7 +20,7 @@ from tilenet.parallel.exchange import swept_partitions
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
 
-__all__ = ["bytes_of_partitions"]
+__all__ = ["Meter", "bytes_of_partitions"]
 
 LOSS = Loss(("ce",), 4, 255)
 
@@ -41,7 +41,7 @@ class _Counted(LiveBytes):  # type: ignore[no-untyped-call]
             super()._remove(size)
 
 
-class _Meter:
+class Meter:
     """Bytes of each partition, and who waits for whom."""
 
     def __init__(self, partitions: int, slow: int | None) -> None:
@@ -74,12 +74,7 @@ class _Meter:
                 return super()._pass(strip, come)
 
             def _receive(self, other: int) -> Any:
-                with meter.news:
-                    while self.posts[other, self.number].empty():
-                        meter.waits[self.number] = other
-                        meter.news.notify_all()
-                        meter.news.wait(1)
-                    meter.waits.pop(self.number, None)
+                meter.wait_for(self.number, other, self.posts)
                 message = super()._receive(other)
                 meter.let_others_go_on(self.number)
                 return message
@@ -102,6 +97,15 @@ class _Meter:
                 meter.let_others_go_on(self.number)
 
         return Worker
+
+    def wait_for(self, number: int, other: int, posts: Any) -> None:
+        """Wait until another partition has sent a message to this one."""
+        with self.news:
+            while posts[other, number].empty():
+                self.waits[number] = other
+                self.news.notify_all()
+                self.news.wait(1)
+            self.waits.pop(number, None)
 
     def let_others_go_on(self, number: int) -> None:
         """Wait until all others wait, where this partition is the slow one."""
@@ -139,7 +143,7 @@ def bytes_of_partitions(
     """
     size = labels.shape[1], labels.shape[2]
     image = torch.randn(1, 3, *size)
-    meter = _Meter(len(balance), slow)
+    meter = Meter(len(balance), slow)
     cpu = torch.device("cpu")
     over: Any = {"balance": balance, "devices": [cpu] * len(balance)}
     pipe = SweptPipe(net, layers, cpu, "float32", lambda rows, cols: sweeps, **over)
