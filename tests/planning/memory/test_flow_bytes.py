@@ -67,5 +67,15 @@ def test_what_waits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(one < 0.95 * counted_ for one, counted_ in zip(less, found, strict=True))
 
 
+@pytest.mark.parametrize("mode", ["never", "always"])
+def test_a_first_partition_of_one_layer_is_fullest_as_a_step_ends(mode: Any) -> None:
+    """Its activations are few; gradients of all that it has begun wait."""
+    layers, net = built("nearest")
+    balance = (1, 10, 10, 10, len(layers) - 31)
+    part = flow_bytes(layer_bytes(layers, *SIZE, "float32"), balance, 5, mode)[0]
+    whole = part.total - part.parameters - part.gradients - part.optimizer
+    assert 0 <= whole / bytes_in_flow(net, SIZE, balance, 5, mode, 0)[0] - 1 <= 0.07
+
+
 def test_more_micro_batches_take_no_more() -> None:
     assert predicted("nearest", 3, 3, "never") == predicted("nearest", 3, 24, "never")
