@@ -28,7 +28,8 @@ MODES = "never", "always"
 
 def term(number: int, output: Tensor) -> Tensor:
     """A micro-batch's term of `test_pipeline.summed`."""
-    weights = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
+    like = {"dtype": output.dtype, "device": output.device}
+    weights = torch.linspace(-1, 2, output.numel(), **like).view_as(output)
     return (weights * output.square()).sum() * (number + 1)
 
 

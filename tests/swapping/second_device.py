@@ -1,0 +1,169 @@
+"""A device next to the CPU, on a machine that has none: `second:0`.
+
+It computes on the CPU, behind torch's interface for devices of others, and is as strict as a GPU:
+an operator that gets tensors of both fails, `numpy()` fails, and backward runs in a thread of its
+own. So runs on it find what was left on the wrong device, and a pipeline over `cpu` and `second:0`
+has two devices that compute at the same time.
+
+Streams, memory and its limits are not imitated. A process that has it keeps it: torch cannot
+unregister a device.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torchgpipe.stream
+from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_map
+
+__all__ = ["SECOND", "add_second_device"]
+
+NAME = "second"
+SECOND = torch.device("cpu")  # until it is there
+
+# They move values between devices, or take indices and scalars from the CPU, as GPUs do.
+MIXED = {"copy_", "_to_copy", "_copy_from", "index", "index_put", "index_put_", "_index_put_impl_"}
+
+
+class SecondTensor(Tensor):
+    """A tensor on the second device, with one on the CPU that has its values."""
+
+    values: Tensor
+
+    @staticmethod
+    def __new__(cls, values: Tensor) -> "SecondTensor":
+        tensor = Tensor._make_wrapper_subclass(
+            cls,
+            values.shape,
+            strides=values.stride(),
+            storage_offset=values.storage_offset(),
+            dtype=values.dtype,
+            device=SECOND,
+        )
+        tensor.values = values
+        return tensor
+
+    def __init__(self, values: Tensor) -> None:
+        pass
+
+    def tolist(self) -> Any:
+        """Values, which torch gives of its own tensors alone."""
+        return self.values.tolist()
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return _compute(operator, args, kwargs or {})
+
+
+def _compute(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator gives, computed by the CPU; its maps are on the device that torch says."""
+    name = operator.overloadpacket.__name__
+    device = kwargs.get("device")
+    target = SECOND if device is None else torch.device(device)
+    _refuse_mixed(name, args, kwargs)
+    on_cpu, options = tree_map(_values, (args, dict(kwargs)))
+    if device is not None:
+        options["device"] = torch.device("cpu")
+    if name == "_copy_from":
+        on_cpu[1].copy_(on_cpu[0])
+        return args[1]
+    result = operator(*on_cpu, **options)
+    if name == "copy_":
+        return args[0]
+    if name == "_to_copy" and result is on_cpu[0]:
+        result = result.clone()
+    written = _written(operator, args, kwargs, on_cpu, options)
+
+    def wrap(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) in written:
+            return written[id(value)]
+        return SecondTensor(value) if target.type == NAME else value
+
+    return tree_map(wrap, result)
+
+
+def _values(value: Any) -> Any:
+    return value.values if isinstance(value, SecondTensor) else value
+
+
+def _refuse_mixed(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    if name in MIXED:
+        return
+    tensors: list[Tensor] = []
+    tree_map(lambda x: tensors.append(x) if isinstance(x, Tensor) else None, (args, dict(kwargs)))
+    strays = [x for x in tensors if not isinstance(x, SecondTensor) and x.dim()]
+    if strays:
+        raise RuntimeError(
+            f"expected all tensors to be on the same device ({name}: {strays[0].device} and "
+            f"{SECOND})"
+        )
+
+
+def _written(
+    operator: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    on_cpu: Sequence[Any],
+    options: Mapping[str, Any],
+) -> dict[int, Any]:
+    """Arguments that the operator writes and returns, by the identity of their values."""
+    written = {}
+    for at, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            if at < len(args):
+                written[id(on_cpu[at])] = args[at]
+            elif argument.name in kwargs:
+                written[id(options[argument.name])] = kwargs[argument.name]
+    return written
+
+
+class _Module(backend_registration._DummyBackendModule):  # type: ignore[misc]
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+class _Stream:
+    """In place of the device's streams: torchgpipe copies to the device of a stream."""
+
+
+def add_second_device() -> torch.device:
+    """Register it with torch, and with torchgpipe, which knows streams of CUDA alone."""
+    global SECOND
+    if SECOND.type == NAME:
+        return SECOND
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    SECOND = torch.device(NAME, 0)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(lambda op, *args, **kwargs: _compute(op, args, kwargs), "PrivateUse1")
+    add_second_device.library = library  # type: ignore[attr-defined]  # it is undone with it
+    _give_torchgpipe_its_stream()
+    return SECOND
+
+
+def _give_torchgpipe_its_stream() -> None:
+    stream = _Stream()
+    plain = {
+        name: getattr(torchgpipe.stream, name)
+        for name in ("new_stream", "current_stream", "default_stream", "get_device", "is_cuda")
+    }
+
+    def of_device(function: Callable[[torch.device], Any]) -> Callable[[torch.device], Any]:
+        return lambda device: stream if device.type == NAME else function(device)
+
+    names = ("new_stream", "current_stream", "default_stream")
+    changed: dict[str, Any] = {name: of_device(plain[name]) for name in names}
+    changed["get_device"] = lambda s: SECOND if s is stream else plain["get_device"](s)
+    changed["is_cuda"] = lambda s: s is not stream and plain["is_cuda"](s)
+    import tilenet.parallel.pipeline.pipe  # noqa: F401  # whatever takes these names by then
+
+    for module in list(sys.modules.values()):
+        for name, function in plain.items():
+            if getattr(module, "__dict__", {}).get(name) is function:
+                setattr(module, name, changed[name])
