@@ -96,11 +96,7 @@ def test_it_waits_less_and_holds_less_than_gpipe() -> None:
         ({"partitions": 1}, "partitions: 1"),
         ({"checkpointing": "except_last"}, "checkpointing: except_last"),
         ({"swap": "auto"}, "swap: auto"),
-        ({"halo_mode": "exchange"}, "halo_mode: exchange"),
-        (
-            {"options": UNetOptions(2, base=4, norm="group"), "nodes": 2, "batch_size": 1},
-            "over whole images: group norm",
-        ),
+        ({"options": UNetOptions(2, base=4, norm="batch")}, "over whole images: batch norm"),
     ],
     ids=str,
 )
