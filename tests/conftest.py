@@ -181,6 +181,13 @@ def on_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(devices, "share_gpus", lambda shown, count: ((0,) * count,) * len(shown))
 
 
+@pytest.fixture
+def not_on_one_gpu(request: pytest.FixtureRequest) -> None:
+    """Partitions that flow and wait for other ranks need a GPU each, and would never end on one."""
+    if request.config.getoption("--device") == "cuda":
+        pytest.skip("needs a GPU for each partition")
+
+
 @pytest.fixture(autouse=True)
 def timer_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has one such timer: pytest's stays, and a watchdog has its thread alone."""

@@ -85,12 +85,13 @@ def predicted(point: Point, facts: dict[str, Any]) -> dict[str, float]:
     )  # fmt: skip
     estimator = Estimator(replace(asked, profile=_profile(point, facts, turns, local)))
     layout = Layout(point.grid, 1, 1, "never")
-    step_s, pipeline_s, sum_s = estimator.step_s(layout, (len(estimator.layers),))
+    balance = (len(estimator.layers),)
+    step_s, pipeline_s, sum_s = estimator.step_s(layout, balance)
     return {
         "step_s": step_s,
         "pipeline_s": pipeline_s,
         "sum_s": sum_s,
-        "exchange_s": estimator.exchange_s(layout),
+        "exchange_s": estimator.exchange_s(layout, balance),
         "read_s": estimator.read_s(layout),
     }
 

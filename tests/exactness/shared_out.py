@@ -15,6 +15,7 @@ from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import spatial_network
+from tilenet.parallel.pipeline.flow import MicroBatch
 from tilenet.parallel.pipeline.pipe import Pipe
 
 CPU = torch.device("cpu")
@@ -38,6 +39,7 @@ class Case:
         mode: How layers get what they look at.
         images: Micro-batches, of one image each.
         partitions: Of about equally many layers.
+        most: Micro-batches under way at once, which go back while others go forward; None: GPipe.
     """
 
     layers: tuple[Layer, ...]
@@ -50,6 +52,7 @@ class Case:
     partitions: int = 1
     checkpointing: Checkpointing = "never"
     threads: bool = False
+    most: int | None = None
     dtype: torch.dtype = torch.float64
 
     @property
@@ -88,7 +91,10 @@ class Case:
 
 @dataclass
 class Result:
-    """Whole outputs, and the gradients of the images and the parameters; on every rank."""
+    """Whole outputs, and the gradients of the images and the parameters; on every rank.
+
+    Those of images are not known where micro-batches flow.
+    """
 
     outputs: list[Tensor]
     images: list[Tensor]
@@ -134,42 +140,48 @@ def shared_out(case: Case, comm: MPI.Intracomm, stacked: bool = False) -> Result
     tile = tiling.tiles[comm.rank]
     read, own = tile.read, tile.own
     images = [
-        image[:, :, read.row : read.row + read.height, read.col : read.col + read.width]
-        .clone()
-        .requires_grad_()
+        image[:, :, read.row : read.row + read.height, read.col : read.col + read.width].clone()
         for image in case.inputs()
     ]
-    if stacked:
-        numbers = tuple(range(10, 10 + case.images))
-        origins = [Origin(numbers, tiling, (comm.rank,) * case.images)]
-        outputs = list(torch.split(pipe([torch.cat(images)], origins)[0], 1))
-    else:
-        origins = [Origin((10 + i,), tiling, (comm.rank,), i) for i in range(case.images)]
-        outputs = pipe(list(images), origins)
     shares = [axis[-1].out_edges for axis in tiling_shares(case.layers, tiling)]
     row, col = divmod(comm.rank, tiling.grid[1])
     top, left = shares[0][row], shares[1][col]
     height, width = shares[0][row + 1] - top, shares[1][col + 1] - left
-    size = (1, outputs[0].shape[1], shares[0][-1], shares[1][-1])
-    if case.mode == "overlap":
-        outputs = [
-            one[:, :, top - read.row : top - read.row + height, left - read.col :][..., :width]
-            for one in outputs
-        ]
-    assert outputs[0].shape[2:] == (height, width)
-    loss = torch.zeros((), dtype=torch.float64)
-    for one in outputs:
-        weights = weights_like(torch.empty(size))
-        mine = weights[:, :, top : top + height, left : left + width]
-        loss = loss + (mine * one.double().square()).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    size = (1, case.layers[-1].out_channels, shares[0][-1], shares[1][-1])
+    outputs = []
+
+    def measure(_: int, one: Tensor) -> Tensor:
+        if case.mode == "overlap":
+            one = one[:, :, top - read.row :][:, :, :height, left - read.col :][..., :width]
+        assert one.shape == (*size[:2], height, width)
+        outputs.append(one.detach())
+        mine = weights_like(torch.empty(size))[:, :, top : top + height, left : left + width]
+        return (mine * one.double().square()).sum()
+
+    origins = [Origin((10 + i,), tiling, (comm.rank,), i) for i in range(case.images)]
+    if case.most is not None:
+        feed = map(MicroBatch, images, origins, range(case.images))
+        pipe.train_in_flow(feed, measure, case.most)
+    else:
+        for image in images:
+            image.requires_grad_()
+        if stacked:
+            numbers = tuple(range(10, 10 + case.images))
+            together = Origin(numbers, tiling, (comm.rank,) * case.images)
+            computed = list(torch.split(pipe([torch.cat(images)], [together])[0], 1))
+        else:
+            computed = pipe(list(images), origins)
+        loss = torch.zeros((), dtype=torch.float64)
+        for number, one in enumerate(computed):
+            loss = loss + measure(number, one)
+        loss.backward()  # type: ignore[no-untyped-call]
     gathered = []
     for one in outputs:
         full = one.new_zeros(size)
         full[:, :, top : top + height, left : left + width] = one.detach()
         gathered.append(summed(full, comm))
     to_images = []
-    for image in images:
+    for image in images if case.most is None else []:
         full = image.new_zeros((1, image.shape[1], *case.size))
         there = full[:, :, read.row : read.row + read.height, read.col : read.col + read.width]
         there.copy_(gradient(image))
@@ -209,7 +221,8 @@ def assert_same(
 ) -> None:
     """Compare, and fail on all ranks if on one. Collective."""
     gaps = [("output", outputs, *pair) for pair in zip(found.outputs, wanted.outputs, strict=True)]
-    gaps += [("image", gradients, *pair) for pair in zip(found.images, wanted.images, strict=True)]
+    images = zip(found.images, wanted.images, strict=bool(found.images))
+    gaps += [("image", gradients, *pair) for pair in images]
     for kind, ours, theirs, bound in (
         ("gradient", found.parameters, wanted.parameters, gradients),
         ("buffer", found.running, wanted.running, outputs),

@@ -86,6 +86,33 @@ def test_images_as_micro_batches_in_exchange(
     check(comm, shared_path, scenes, replace(KEYS, norm=norm), "ce+dice", **mesh, **pipeline)
 
 
+@pytest.mark.ranks(2, 4)
+@pytest.mark.usefixtures("not_on_one_gpu")
+@pytest.mark.parametrize(
+    ("norm", "mode", "partitions", "more"),
+    [
+        ("none", "exchange", 2, {}),
+        ("group", "exchange", 3, {"checkpointing": "always"}),
+        ("instance", "overlap", 2, {"tiles": TileKeys(rows=3, columns=5)}),
+    ],
+)
+def test_images_that_flow(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    norm: Any,
+    mode: str,
+    partitions: int,
+    more: dict[str, Any],
+) -> None:
+    """On 4 ranks two replicas have 2 images and 1, and of 3 × 5 tiles one rank has more."""
+    scenes = scenes_of(shared_path, [(60, 77), (41, 120), (97, 43)], comm)
+    mesh = MeshKeys(comm.size // 2, 1, 2)
+    check(
+        comm, shared_path, scenes, replace(KEYS, norm=norm), halo_mode=mode, mesh=mesh,
+        partitions=partitions, micro_batches=2, pipeline="1f1b", **more,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("norm", ["instance", "batch"])
 def test_tiles_of_an_image_stacked_in_one_batch(
     comm: MPI.Intracomm, shared_path: Path, norm: Any

@@ -41,13 +41,13 @@ CASES: dict[str, tuple[tuple[str, ...], str, tuple[tuple[str, ...], ...]]] = {
     ),
     "dice in flow": (
         (*FLOW, "--loss", "dice"),
-        "one backward has a loss that is a sum over pixels (pipeline: 1f1b, loss: dice); use",
+        "Dice is one loss of all tiles (pipeline: 1f1b, loss: dice); use pipeline: gpipe, or loss",
         (("--pipeline", "gpipe", "--micro_batches", "1"), ("--loss", "ce")),
     ),
-    "group norm in flow": (
-        (*FLOW, *GROUP),
-        "no other rank or image (pipeline: 1f1b, over whole images: group norm); use",
-        (("--pipeline", "gpipe"), PLAIN),
+    "batch norm in flow": (
+        (*FLOW, "--network.norm", "batch"),
+        "all images of a step at once (pipeline: 1f1b, over whole images: batch norm); use",
+        (("--pipeline", "gpipe"), OF_TILES),
     ),
 }
 __all__ = ["make"]  # the fixture

@@ -87,6 +87,34 @@ def test_partitions_that_wait_for_ranks_share_no_device_of_several(
     assert f"(device: {', '.join(devices)}, {why}, ranks that wait: {ranks}); name each" in found
 
 
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+@pytest.mark.parametrize("norm", NORMS[:3])
+@pytest.mark.parametrize("mesh", [(4, 1, 1), (1, 2, 1), (2, 1, 3)])
+@pytest.mark.parametrize(
+    ("devices", "shared"),
+    [
+        (["cuda:0", "cuda:1", "cuda:0"], True),
+        (["cuda", "cuda:0"], True),
+        (["cuda:2", "cuda:2"], True),
+        (["cuda:0", "cuda:1", "cuda:2"], False),
+        (["cpu", "cpu", "cpu"], False),
+    ],
+)
+def test_partitions_that_wait_for_ranks_while_others_go_back_have_a_gpu_each(
+    devices: list[str], shared: bool, mesh: tuple[int, int, int], norm: str, mode: str
+) -> None:
+    """Autograd has one thread for all of a GPU."""
+    found = device_obstacle(devices, network(norm), mesh, mode, "1f1b")  # type: ignore[arg-type]
+    ranks = mesh[1] * mesh[2]
+    if not shared or ranks == 1 or (mode == "overlap" and norm == "none"):
+        assert found is None
+        return
+    assert found is not None
+    why = "halo_mode: exchange" if mode == "exchange" else f"over whole images: {norm} norm"
+    values = f"{', '.join(devices)}, {why}, ranks that wait: {ranks}, pipeline: 1f1b"
+    assert f"(device: {values}); name each device once, or" in found
+
+
 @pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.parametrize("devices", [["cuda:0", "cuda"], ["cuda:0", "cuda:1"], ["cpu", "cpu"]])
 def test_partitions_of_columns_that_are_swept_share_no_gpu(
@@ -112,6 +140,11 @@ def test_a_run_on_shared_devices_is_refused_before_it_begins() -> None:
         plan_run(run, shapes, 2)
     for same in (replace(run, device=["cuda:0"] * 3), replace(run, device="cuda")):
         assert len(plan_run(same, shapes, 2).balance) == 3
+    flows = replace(run, device=["cuda:0"] * 3, pipeline="1f1b")
+    with pytest.raises(TilenetError, match=r"wait: 2, pipeline: 1f1b\); name each device once"):
+        plan_run(flows, shapes, 2)
+    for apart in ("cuda", "cpu", ["cuda:0", "cuda:1", "cuda:2"], ["cpu"] * 3):
+        assert len(plan_run(replace(flows, device=apart), shapes, 2).balance) == 3
 
 
 ONE_SIZE, TWO_SIZES = [(64, 64)] * 3, [(64, 64), (64, 96), (64, 64)]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tilenet.geometry.halo import context_of, norm_context
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
-from tilenet.model.choices import Checkpointing, HaloMode
+from tilenet.model.choices import Checkpointing, HaloMode, Pipelining
 
 __all__ = [
     "batch_obstacle", "device_obstacle", "flow_obstacle", "mini_batch_sizes", "most_micro_batches",
@@ -95,35 +95,47 @@ def device_obstacle(
     layers: tuple[Layer, ...],
     mesh: tuple[int, int, int],
     halo_mode: HaloMode = "overlap",
+    pipeline: Pipelining = "gpipe",
 ) -> str | None:
     """Why a rank's partitions may not share these devices; None where they may.
 
     Autograd has a thread per device, which takes whichever partition is ready: on one rank another
-    than on the rank that it waits for. Where all share one device, the order is the same on all.
+    than on the rank that it waits for. With GPipe all may share one device, since the order is the
+    same on all ranks then; with 1F1B each partition goes back when it may. On CPUs backward runs in
+    the thread that calls it.
 
     Args:
         devices: Names of the devices of the partitions.
         mesh: Replicas, rows and columns of ranks.
         halo_mode: How tiles get their context.
+        pipeline: How micro-batches go through the partitions.
     """
     names = ["cuda:0" if name == "cuda" else name for name in devices]
     whole, (replicas, rows, columns) = whole_image(layers), mesh
     together = rows * columns * (replicas if whole == "batch norm" else 1)
-    shared = 1 < len(set(names)) < len(names)
-    if halo_mode == "sweep" and columns > 1 and len(set(names)) < len(names) and names[0] != "cpu":
+    twice = len(set(names)) < len(names) and names[0] != "cpu"
+    if halo_mode == "sweep" and columns > 1 and twice:
         return (
             "partitions of a sweep over columns of ranks need a GPU each, since two ranks could "
             f"wait in different partitions without an end (device: {', '.join(devices)}, "
             f"mesh.columns: {columns}); name each once"
         )
-    if not shared or together == 1 or not needs_all_tiles(layers, halo_mode):
+    if not twice or together == 1 or not needs_all_tiles(layers, halo_mode):
         return None
     what = "halo_mode: exchange" if halo_mode == "exchange" else f"over whole images: {whole}"
+    values = f"device: {', '.join(devices)}, {what}, ranks that wait: {together}"
+    if pipeline == "1f1b":
+        return (
+            "partitions in which ranks wait for one another while others go back need a device "
+            f"each, since two ranks could wait in different partitions without an end ({values}, "
+            "pipeline: 1f1b); name each device once, or the same one for all with pipeline: gpipe"
+        )
+    if len(set(names)) == 1:
+        return None
     return (
         "partitions in which ranks wait for one another need a device each, or one for all, since "
-        "two ranks could wait in different partitions without an end (device: "
-        f"{', '.join(devices)}, {what}, ranks that wait: {together}); name each device once, or "
-        "the same one for all"
+        f"two ranks could wait in different partitions without an end ({values}); name each device "
+        "once, or the same one for all"
     )
 
 
@@ -134,31 +146,54 @@ def flow_obstacle(
     swap: str | bool,
     loss_terms: Sequence[str],
     halo_mode: HaloMode,
-    image_ranks: int,
 ) -> str | None:
     """Why micro-batches may not go back while others go forward (1F1B); None where they may.
+
+    Layers may wait for other ranks of the image, which have as many micro-batches in one order: a
+    partition computes them in the same order on all of these ranks.
 
     Args:
         swap: What is swapped.
         loss_terms: Summands of the loss.
-        image_ranks: Ranks that hold an image or crop.
     """
-    whole = whole_image(layers)
-    waits = whole == "batch norm" or (whole is not None and image_ranks > 1)
     reasons = (
-        (partitions == 1, "partitions: 1", "has partitions"),
-        (halo_mode == "sweep", "halo_mode: sweep", "has tiles, and strips flow by themselves"),
-        (halo_mode == "exchange", "halo_mode: exchange", "has tiles that wait for no other"),
-        (waits, f"over whole images: {whole}", "has layers that wait for no other rank or image"),
-        ("dice" in loss_terms, "loss: dice", "has a loss that is a sum over pixels"),
-        (checkpointing == "except_last", "checkpointing: except_last", "has no last micro-batch"),
-        (swap not in ("off", False), f"swap: {swap}", "holds few micro-batches and swaps nothing"),
+        (partitions == 1, "partitions: 1", "needs several partitions", "more partitions"),
+        (
+            halo_mode == "sweep",
+            "halo_mode: sweep",
+            "takes whole tiles, and a sweep strips",
+            "halo_mode: overlap or exchange",
+        ),
+        (
+            whole_image(layers) == "batch norm",
+            "over whole images: batch norm",
+            "takes images one after another, and batch norm needs all images of a step at once",
+            "network.norm: instance or group, or network.norm_scope: tile (approximate)",
+        ),
+        (
+            "dice" in loss_terms,
+            "loss: dice",
+            "goes back from the loss of each micro-batch, and Dice is one loss of all tiles",
+            "loss: ce",
+        ),
+        (
+            checkpointing == "except_last",
+            "checkpointing: except_last",
+            "computes all micro-batches again, or none",
+            "checkpointing: always or never",
+        ),
+        (
+            swap not in ("off", False),
+            f"swap: {swap}",
+            "swaps nothing, since it holds few micro-batches",
+            "swap: off",
+        ),
     )
-    for wrong, value, needed in reasons:
+    for wrong, value, rule, remedy in reasons:
         if wrong:
             return (
-                f"a pipeline of one forward, one backward {needed} (pipeline: 1f1b, {value}); "
-                "use pipeline: gpipe, or change the other"
+                f"one forward, one backward {rule} (pipeline: 1f1b, {value}); use pipeline: gpipe, "
+                f"or {remedy}"
             )
     return None
 

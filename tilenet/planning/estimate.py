@@ -157,11 +157,14 @@ class Estimator:
             waits.append(halo_times(self.layers, self.tiling(layout.grid), item_bytes, link))
         return together(*waits)
 
-    def exchange_s(self, layout: Layout) -> float:
+    def exchange_s(self, layout: Layout, balance: Balance) -> float:
         """Seconds of a step in which layers wait for other ranks, forward and backward."""
         waits, many = self.waits(layout), self.micro_batches(layout.grid, layout.partitions)
-        again = layout.checkpointing != "never"
-        return many * sum((1 + again) * one.forward_s + one.backward_s for one in waits)
+        again = waits if layout.checkpointing != "never" else ()
+        if layout.flows:  # its last partition computes nothing again
+            again = again[: -balance[-1]]
+        once = sum(one.forward_s + one.backward_s for one in waits)
+        return many * (once + sum(one.forward_s for one in again))
 
     def read_s(self, layout: Layout) -> float:
         """Seconds in which a node reads a step's tiles, of two bytes a band and one of labels."""
@@ -355,7 +358,7 @@ class Estimator:
             bubble=self.timeline(layout, balance, at_once).bubble,
             pipeline_s=pipeline_s,
             sum_s=sum_s,
-            exchange_s=self.exchange_s(layout),
+            exchange_s=self.exchange_s(layout, balance),
             read_s=self.read_s(layout),
             step_s=step_s,
             epoch_s=step_s * -(-asked.num_images // asked.batch_size),

@@ -164,10 +164,10 @@ class Search:
 
     def _flow_obstacle(self, layout: Layout) -> str | None:
         """Why the layout is none of one forward, one backward."""
-        mesh, question = self.estimator.mesh(layout.partitions), self.question
+        question = self.question
         mode: HaloMode = "overlap" if question.halo_mode == "auto" else question.halo_mode
         keys = layout.partitions, layout.checkpointing, question.swap, (), mode
-        return flow_obstacle(self.estimator.layers, *keys, mesh.rows * mesh.columns)
+        return flow_obstacle(self.estimator.layers, *keys)
 
     def _micro_batches(self, partitions: int, most: int) -> list[int]:
         question = self.question

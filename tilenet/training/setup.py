@@ -266,10 +266,10 @@ def _check_pipeline(run: RunFile, plan: RunPlan) -> None:
     reason = None
     if isinstance(run.device, list):
         shape = mesh.replicas, mesh.rows, mesh.columns
-        reason = device_obstacle(run.device, layers, shape, mode)
+        reason = device_obstacle(run.device, layers, shape, mode, plan.pipeline)
     if reason is None and plan.pipeline == "1f1b":
         keys = run.num_partitions, plan.checkpointing, run.swap or "off", run.loss_terms
-        reason = flow_obstacle(layers, *keys, mode, mesh.rows * mesh.columns)
+        reason = flow_obstacle(layers, *keys, mode)
     if reason is not None:
         raise TilenetError(reason)
 

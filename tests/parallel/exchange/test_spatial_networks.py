@@ -1,5 +1,7 @@
 """Whole networks over ranks: norms, halo modes, partitions, micro-batches and checkpointing."""
 
+import random
+import time
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -15,6 +17,7 @@ from tilenet.geometry.layers import Conv
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.parallel.exchange.network import spatial_network
+from tilenet.parallel.pipeline import flow
 
 pytestmark = pytest.mark.ranks(2, (3, 4))
 
@@ -62,6 +65,41 @@ def test_pipeline(comm: MPI.Intracomm, partitions: int, checkpointing: str, norm
         checkpointing=checkpointing,
         threads=partitions > 1,
     )
+    assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
+
+
+FLOWS = {
+    "none-2": {"norm": "none", "partitions": 2, "most": 2},
+    "none-3": {"norm": "none", "partitions": 3, "most": 3, "checkpointing": "always"},
+    "instance-2": {"norm": "instance", "partitions": 2, "most": 5, "checkpointing": "always"},
+    "instance-3": {"norm": "instance", "partitions": 3, "most": 2},
+    "group-3": {"norm": "group", "partitions": 3, "most": 3},
+    "group-4": {"norm": "group", "partitions": 4, "most": 4, "checkpointing": "always"},
+    "layer-2": {"norm": "group", "groups": 1, "partitions": 2, "most": 1},
+    "layer-3": {
+        "norm": "group", "groups": 1, "partitions": 3, "most": 3, "checkpointing": "always",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+@pytest.mark.parametrize("name", FLOWS)
+def test_flow(comm: MPI.Intracomm, name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One forward, one backward: partitions of the ranks of an image meet in the same order,
+    whichever of them are slow.
+    """
+    slow = random.Random(f"{name} {comm.rank}")
+    for work in ("_forward", "_backward"):
+        plain = getattr(flow._Worker, work)
+
+        def late(self: Any, begun: Any, plain: Any = plain) -> None:
+            time.sleep(slow.choice([0, 0, 0.01, 0.03]))
+            plain(self, begun)
+
+        monkeypatch.setattr(flow._Worker, work, late)
+    grid = one_of(grids(comm.size), name, mode)
+    one = case(grid, mode=mode, dropout=0.3, images=5, **FLOWS[name])
     assert_same(shared_out(one, comm), whole(one), 1e-12, 1e-10, comm)
 
 

@@ -8,6 +8,7 @@ from partition_bytes import Meter
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tilenet.geometry.tiles import Tiling
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline import flow
@@ -68,11 +69,13 @@ def bytes_in_flow(
     most: int,
     checkpointing: Any,
     slow: int | None = None,
+    tiling: Tiling | None = None,
 ) -> list[int]:
     """Most bytes of each partition in a step, weights and their gradients aside.
 
     Args:
         slow: The partition that goes on when all others wait; None: none does.
+        tiling: Of 3 × 3 ranks that exchange halos, of which the middle one is counted.
     """
     net.eval()  # frozen norms, as they are built
     for parameter in net.parameters():
@@ -81,7 +84,8 @@ def bytes_in_flow(
 
     def feed() -> Iterator[MicroBatch]:
         for number in range(2 * most + 1):
-            yield MicroBatch(torch.randn(1, 3, *size), Origin((number,)), number)
+            origin = Origin((number,), tiling, (4,), number)
+            yield MicroBatch(torch.randn(1, 3, *size), origin, number)
 
     def measure(number: int, logits: Tensor) -> Tensor:
         labels = torch.randint(0, classes, (1, *size))

@@ -6,6 +6,9 @@ import pytest
 from flow_bytes import bytes_in_flow
 from test_trained_bytes import built
 
+from tilenet.geometry.halo import context_of
+from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.parallel.exchange.network import spatial_network
 from tilenet.planning.balance import likely_balance
 from tilenet.planning.memory import flow
 from tilenet.planning.memory.flow import flow_bytes
@@ -25,10 +28,13 @@ CASES = [
 ]
 
 
-def predicted(name: str, partitions: int, most: int, mode: Any) -> list[int]:
+def predicted(
+    name: str, partitions: int, most: int, mode: Any, halo_mode: Any = "overlap"
+) -> list[int]:
     """Without weights, and their gradients and states."""
     layers, _ = built(name)
-    costs, balance = layer_bytes(layers, *SIZE, "float32"), likely_balance(layers, SIZE, partitions)
+    costs = layer_bytes(layers, *SIZE, "float32", halo_mode=halo_mode)
+    balance = likely_balance(layers, SIZE, partitions)
     parts = flow_bytes(costs, balance, most, mode)
     return [part.total - part.parameters - part.gradients - part.optimizer for part in parts]
 
@@ -50,6 +56,19 @@ def test_bytes_of_the_slowest(name: str, partitions: int, most: int, mode: Any) 
         found = counted(name, partitions, most, mode, slow)
         exact = mode == "never" and slow < partitions - 1 and name != "residual"
         assert 0 <= whole[slow] / found[slow] - 1 <= (1e-3 if exact else above)
+
+
+def test_ranks_that_exchange_halos_have_copies_with_them() -> None:
+    """Of these, halos are not counted."""
+    layers, net = built("nearest")
+    balance, size = likely_balance(layers, SIZE, 3), (3 * SIZE[0], 3 * SIZE[1])
+    rule = HaloRule(0, context_of(layers).alignment_px, exchanged=True)
+    spatial = spatial_network(net, layers, balance, "exchange", None)
+    tiling = cut(*size, Cut(grid=(3, 3)), rule)
+    found = bytes_in_flow(spatial, SIZE, balance, 3, "never", 1, tiling)[1]
+    whole = predicted("nearest", 3, 3, "never", "exchange")[1]
+    assert -0.05 <= whole / found - 1 <= 0
+    assert predicted("nearest", 3, 3, "never")[1] / found - 1 < -0.1
 
 
 @pytest.mark.parametrize(("partitions", "most", "mode"), [(3, 3, "never"), (4, 4, "always")])

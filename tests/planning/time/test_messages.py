@@ -97,24 +97,25 @@ def estimator(**changes: Any) -> Estimator:
 def test_a_plan_waits_for_halos_and_norms_where_there_are_any() -> None:
     layout = Layout((2, 2), 1, 1, "never")
     there = estimator(halo_mode="exchange")
-    overlap, norms_s = estimator(), estimator().exchange_s(layout)
-    assert there.exchange_s(layout) > norms_s > 0
-    balance = (len(there.layers),)
+    overlap, balance = estimator(), (len(there.layers),)
+    exchange_s = there.exchange_s(layout, balance)
+    assert exchange_s > overlap.exchange_s(layout, balance) > 0
     quick = replace(there.question.machine, latency_s=0, message_s=0)
     free = estimator(halo_mode="exchange", machine=replace(quick, host_bandwidth=1e29))
     step_s, pipeline_s, _ = there.step_s(layout, balance)
-    assert pipeline_s - free.step_s(layout, balance)[1] == pytest.approx(there.exchange_s(layout))
+    assert pipeline_s - free.step_s(layout, balance)[1] == pytest.approx(exchange_s)
     assert step_s > pipeline_s
     alone = Layout((1, 1), 1, 1, "never")
     for one in (overlap, there):
         machine = replace(one.question.machine, devices_per_node=1)
-        assert Estimator(replace(one.question, machine=machine)).exchange_s(alone) == 0
+        assert Estimator(replace(one.question, machine=machine)).exchange_s(alone, balance) == 0
 
 
 def test_recomputation_exchanges_again() -> None:
     layout = Layout((2, 2), 1, 1, "never")
     there = estimator(halo_mode="exchange")
-    once, twice = (there.exchange_s(replace(layout, checkpointing=c)) for c in ("never", "always"))
+    balance, modes = (len(there.layers),), ("never", "always")
+    once, twice = (there.exchange_s(replace(layout, checkpointing=c), balance) for c in modes)
     assert once < twice < 2 * once
 
 

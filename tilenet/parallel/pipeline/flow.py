@@ -11,6 +11,13 @@ may, then ends the oldest before it begins another. Maps go to the partitions th
 as they are computed, skips too, and their gradients go back. Gradients add up in the order of the
 micro-batches, in each partition, whatever its threads do.
 
+Layers may wait for the same layers on other ranks. The order in which a partition takes
+micro-batches forward and back follows from their number, from `most` and from the partition's
+number, which are the same on all ranks of an image. So these ranks together wait as one rank does,
+and end as it does. For this a partition's messages must not meet another's
+(`exchange.layers.SpatialContext`), and none may wait in a thread that another needs
+(`planning.compatibility.device_obstacle`).
+
 The schedule is PipeDream-Flush's (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN
 Training", ICML 2021).
 """
@@ -94,6 +101,8 @@ def train_in_flow(
     flow: Flow, feed: Iterator[MicroBatch], measure: Measure, threads: Sequence[Executor]
 ) -> None:
     """Add the gradient of a sum over micro-batches to the parameters' gradients.
+
+    Collective where layers are: all of these ranks take as many micro-batches, and `flow.most`.
 
     Args:
         feed: The micro-batches; the first partition's thread takes them one by one.

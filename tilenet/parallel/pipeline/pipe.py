@@ -141,6 +141,7 @@ class Pipe:
         """Add the gradient of a sum over micro-batches, which flow without draining (1F1B).
 
         With checkpointing all partitions but the last compute each micro-batch again in backward.
+        Collective where layers are, over ranks that have as many micro-batches and `most`.
 
         Args:
             feed: The micro-batches; taken one by one, in a thread.
