@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,6 +210,31 @@ def test_with_exchange_each_rank_holds_one_window_and_images_are_micro_batches()
         assert plan.tile_read_px == plan.tile_own_px
 
 
+@pytest.mark.parametrize(
+    ("changes", "grids"),
+    [
+        ({}, {(2, 4): {1}, (2, 2): {2}, (1, 2): {4}, (1, 1): {8}}),
+        ({"batch_size": 2}, {(2, 2): {1}, (1, 2): {2}, (1, 1): {4, 8}}),
+        ({"grid": (2, 4)}, {(2, 4): {1}}),
+        ({"grid": (1, 2)}, {(1, 2): {4}}),
+        ({"grid": (1, 1), "batch_size": 2}, {(1, 1): {4, 8}}),
+        ({"tile_px": 160}, {(2, 2): {2}}),
+        ({"image": (8, 12)}, {(2, 2): {2}, (1, 2): {4}, (1, 1): {8}}),
+    ],
+)
+def test_exchange_takes_the_partitions_whose_ranks_fit_the_tiles(
+    changes: dict[str, Any], grids: dict[tuple[int, int], set[int]]
+) -> None:
+    """Of eight devices; images of 8 × 12 px have no four columns of four."""
+    asked = replace(ROOMY, halo_mode="exchange", machine=small_machine(8, 2**26), **changes)
+    search = Search(asked)
+    counts: dict[tuple[int, int], set[int]] = {}
+    for layout in search.layouts():
+        counts.setdefault(layout.grid, set()).add(layout.partitions)
+    assert counts == grids
+    assert search.best(1)[0].layout.grid in grids
+
+
 def test_more_memory_and_more_nodes_never_slow_a_plan() -> None:
     steps = [
         Search(replace(ROOMY, machine=small_machine(4, int(size)))).best(1)
@@ -249,8 +275,25 @@ NORMED = replace(ROOMY.options, norm="instance")
         ({"tile_px": 3}, "nearest legal tile: 4"),
         ({"grid": (100, 1)}, "at most 75 tiles are possible"),
         ({"halo": 7}, "a halo must be a multiple"),
-        ({"halo_mode": "exchange", "grid": (3, 3)}, r"tiles: 3 × 3, mesh: 2 × 2 ranks"),
-        ({"halo_mode": "exchange", "tile_px": 50}, "leave the tiles out"),
+        (
+            {"halo_mode": "exchange", "grid": (3, 3)},
+            r"\(tiles: 3 × 3, ranks of an image: 2 × 2, 1 × 2 or 1 × 1\); ask for as many tiles as",
+        ),
+        (
+            {"halo_mode": "exchange", "grid": (2, 2), "partitions": 2},
+            r"\(tiles: 2 × 2, ranks of an image: 1 × 2\)",
+        ),
+        (
+            {"halo_mode": "exchange", "tile_px": 50},
+            "tiles: 7 × 5, ranks of an image: .*leave the tiles out",
+        ),
+        (
+            {"halo_mode": "exchange", "image": (4, 4), "options": NORMED},
+            "more than one cell on every level",
+        ),
+        ({"halo_mode": "exchange", "image": (4, 4), "grid": (2, 2)}, "at most 1 tiles are"),
+        ({"halo_mode": "exchange", "micro_batches": 3}, r"3, of a rank: 1\); ask for at most 1"),
+        ({"grid": (2, 2), "micro_batches": 5}, r"micro-batches: 5, of a rank: 4\); ask"),
         ({"precision": "float16"}, "has no peak for precision float16"),
     ],
 )

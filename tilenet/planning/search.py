@@ -119,12 +119,7 @@ class Search:
     def layouts(self) -> Iterator[Layout]:
         """Every layout that the question leaves open."""
         question = self.question
-        devices = question.machine.devices_per_node
-        for partitions in [question.partitions] if question.partitions else range(1, devices + 1):
-            if question.partitions is None and devices % partitions:
-                continue  # devices would stand idle
-            if partitions > most_partitions(len(self.estimator.layers), question.together):
-                continue
+        for partitions in self._partitions():
             for grid in self._grids(partitions):
                 most = self.estimator.micro_batches(grid, partitions)
                 for micro_batches in self._micro_batches(partitions, most):
@@ -143,9 +138,16 @@ class Search:
                         if question.swap != "off":
                             yield replace(layout, swap=True)
 
+    def _partitions(self) -> list[int]:
+        """Numbers of partitions with which every device of a node has layers."""
+        if self.question.partitions is not None:
+            return [self.question.partitions]
+        devices = self.question.machine.devices_per_node
+        most = most_partitions(len(self.estimator.layers), self.question.together)
+        return [count for count in range(1, min(most, devices) + 1) if devices % count == 0]
+
     def _no_layout(self) -> str:
         question = self.question
-        partitions = question.partitions or 1
         if question.pipeline == "1f1b":
             devices = question.machine.devices_per_node
             several = [n for n in range(2, devices + 1) if devices % n == 0]
@@ -153,13 +155,40 @@ class Search:
             layout = Layout((1, 1), partitions, 1, question.checkpointing or "never")
             if reason := self._flow_obstacle(layout):
                 return reason
-        grids, whole = self._grids(partitions), whole_image(self.estimator.layers)
-        most = max(self.estimator.micro_batches(grid, partitions) for grid in grids)
+        counts = [
+            (self.estimator.micro_batches(grid, partitions), partitions)
+            for partitions in self._partitions()
+            for grid in self._grids(partitions)
+        ]
+        if not counts:
+            return self._no_grid()
+        most, partitions = max(counts, key=lambda count: count[0])  # of equal ones the first
+        whole = whole_image(self.estimator.layers)
         tiles = f"stacks of tiles, for {whole}," if whole else "tiles"
         return (
             f"a rank needs at least as many {tiles} as micro-batches (micro-batches: "
             f"{self._micro_batches(partitions, most)[0]}, of a rank: {most}); ask for at most "
             f"{most}" + ", a finer grid, fewer nodes or a larger batch" * (whole is None)
+        )
+
+    def _no_grid(self) -> str:
+        """Why no ranks can hold a tile each.
+
+        Raises:
+            TilenetError: Tiles are too small for the network, even of the fewest ranks.
+        """
+        meshes = [self.estimator.mesh(partitions) for partitions in self._partitions()]
+        grids = list(dict.fromkeys((mesh.rows, mesh.columns) for mesh in meshes))
+        asked, fitting = self._asked_grid(), list(filter(self._computes, grids))
+        if asked in grids or not fitting:
+            self._checked(asked if asked in grids else grids[-1])
+        assert asked is not None
+        *others, last = (f"{rows} × {cols}" for rows, cols in fitting)
+        legal = " or ".join([", ".join(others), last] if others else [last])
+        return (
+            f"with halo_mode exchange each rank holds one tile of an image (tiles: {asked[0]} × "
+            f"{asked[1]}, ranks of an image: {legal}); ask for as many tiles as ranks, or leave "
+            "the tiles out"
         )
 
     def _flow_obstacle(self, layout: Layout) -> str | None:
@@ -181,25 +210,24 @@ class Search:
             return [1]
         return sorted({min(count, most) for count in (*MICRO_BATCHES, most)})
 
+    def _asked_grid(self) -> Pixels | None:
+        """The tiles of an image that the question asks for; None: it leaves them open."""
+        question = self.question
+        if question.tile_px is None:
+            return question.grid
+        return cut(*question.image, Cut(size_px=question.tile_px), self.estimator.rule).grid
+
     def _grids(self, partitions: int) -> list[Pixels]:
+        """Tiles of an image, along rows and columns; none where ranks cannot hold one each."""
         question, mesh = self.question, self.estimator.mesh(partitions)
-        height, width = question.image
+        asked = self._asked_grid()
         if question.halo_mode == "exchange":
             grid = mesh.rows, mesh.columns
-            if question.tile_px is not None or question.grid not in (None, grid):
-                sizes = " × ".join(map(str, question.grid or [question.tile_px]))
-                raise TilenetError(
-                    f"with halo_mode exchange each rank holds one tile of an image (tiles: "
-                    f"{sizes}, mesh: {grid[0]} × {grid[1]} ranks); leave the tiles out"
-                )
-            return [self._checked(grid)]
-        if question.grid is not None:
-            return [self._checked(question.grid)]
-        if question.tile_px is not None:
-            tiling = cut(height, width, Cut(size_px=question.tile_px), self.estimator.rule)
-            return [self._checked(tiling.grid)]
+            return [grid] if asked in (None, grid) and self._computes(grid) else []
+        if asked is not None:
+            return [self._checked(asked)]
         unit = self.estimator.rule.alignment_px
-        most = -(-height // unit), -(-width // unit)
+        most = -(-question.image[0] // unit), -(-question.image[1] // unit)
         grids = {
             (min(mesh.rows * a, most[0]), min(mesh.columns * b, most[1]))
             for a in FACTORS
