@@ -17,7 +17,7 @@ from tilenet.planning.machines import machine
 from tilenet.planning.memory import states
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.mesh import MeshShape, tiles_of
-from tilenet.planning.plan import Plan, Question
+from tilenet.planning.plan import Plan, Question, round_seconds
 from tilenet.planning.search import Search
 
 pytestmark = pytest.mark.usefixtures("fewer_layouts", "small_tensors")
@@ -38,10 +38,10 @@ def searched(seed: int) -> Search:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_best_are_those_of_all_layouts(seed: int) -> None:
     search = searched(seed)
-    wanted = [plan.step_s for plan in every_plan(search)]
+    wanted = every_plan(search)
     for count in (1, 3, 8):
         found = search.best(count)
-        assert [plan.step_s for plan in found] == wanted[:count]
+        assert found == wanted[:count]
         assert len({plan.layout for plan in found}) == len(found)
 
 
@@ -94,6 +94,26 @@ def test_the_bounds_of_seconds_count_reading() -> None:
     assert plan.step_s == plan.read_s
     planned = search.planned.cache_info().currsize
     assert planned < len(list(search.layouts())) / 4
+
+
+def test_of_equally_fast_plans_few_partitions_win_and_then_few_bytes() -> None:
+    """Where reading decides, all layouts with the same tiles are equally fast."""
+    slow = replace(ROOMY, grid=(4, 4), machine=replace(ROOMY.machine, file_bandwidth=1e3))
+    search = Search(slow)
+    wanted = every_plan(search)
+    assert len({plan.step_s for plan in wanted}) == 1
+    counts = [plan.layout.partitions for plan in wanted]
+    assert counts == sorted(counts)
+    assert set(counts) == {1, 2, 4}
+    assert wanted[0].device_bytes > min(plan.device_bytes for plan in wanted)
+    assert search.best(len(wanted)) == wanted
+
+
+def test_seconds_are_equal_to_nine_digits() -> None:
+    assert 0.1 + 0.2 != 0.3
+    assert round_seconds(0.1 + 0.2) == round_seconds(0.3) == 0.3
+    assert round_seconds(1.00000001) != round_seconds(1.0)
+    assert round_seconds(inf) == inf
 
 
 @pytest.mark.parametrize("seed", SEEDS[::4])

@@ -23,7 +23,7 @@ from tilenet.planning.bounds import Bounds
 from tilenet.planning.compatibility import flow_obstacle, whole_image
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.layer import countable
-from tilenet.planning.plan import Layout, Plan, Question
+from tilenet.planning.plan import Layout, Plan, Question, round_seconds
 
 __all__ = ["Search", "check_question"]
 
@@ -60,9 +60,10 @@ class Search:
         if not self._bounded:
             raise TilenetError(self._no_layout())
         # Best first: what comes next is either looked at more closely, which only adds to its
-        # seconds, or, being a plan already, no slower than whatever comes after it.
-        queue: list[tuple[float, int, int, int]] = [
-            (seconds, 0, 0, number)
+        # seconds, or, being a plan already, no slower than whatever comes after it. All are
+        # rounded, so that plans wait for those that may be as fast and have fewer partitions.
+        queue: list[tuple[float, int, int, int, int]] = [
+            (round_seconds(seconds), 0, 0, 0, number)
             for number, (seconds, layout) in enumerate(self._bounded)
             if among is None or among(layout)
         ]
@@ -70,17 +71,18 @@ class Search:
         by_number: dict[int, Plan] = {}
         fastest: list[Plan] = []
         while queue and len(fastest) < count:
-            seconds, stage, _, number = heapq.heappop(queue)
+            seconds, stage, _, _, number = heapq.heappop(queue)
             layout = self._bounded[number][1]
             if stage == 0:
-                seconds = max(seconds, self.bounds.seconds_that_fit(layout))
+                seconds = max(seconds, round_seconds(self.bounds.seconds_that_fit(layout)))
                 if seconds < inf:
-                    heapq.heappush(queue, (seconds, 1, 0, number))
+                    heapq.heappush(queue, (seconds, 1, 0, 0, number))
             elif stage == 1:
                 plan = self.planned(layout)
                 if plan is not None:
                     by_number[number] = plan
-                    heapq.heappush(queue, (plan.step_s, 2, plan.device_bytes, number))
+                    seconds, partitions, num_bytes = plan.order
+                    heapq.heappush(queue, (seconds, 2, partitions, num_bytes, number))
             else:
                 fastest.append(by_number[number])
         return fastest
@@ -105,7 +107,7 @@ class Search:
             lambda layout: layout != chosen and (layout.partitions, layout.grid) == here,
         )
         rivals = [plan for among in kinds for plan in self.best(1, among)]
-        return [*plans, *sorted(rivals[:2], key=lambda plan: plan.step_s)]
+        return [*plans, *sorted(rivals[:2], key=lambda plan: plan.order)]
 
     @cached_property
     def bounds(self) -> Bounds:
