@@ -17,9 +17,13 @@ def every_balance(num_layers: int, num_partitions: int) -> list[tuple[int, ...]]
 
 
 def every_plan(search: Search) -> list[Plan]:
-    """Plans of all layouts that fit, the fastest first."""
+    """Plans of all layouts that fit: by seconds, equal ones by partitions, then by bytes."""
+
+    def rank(plan: Plan) -> tuple[float, int, int]:
+        return float(f"{plan.step_s:.8e}"), plan.layout.partitions, plan.device_bytes
+
     plans = [search.plan(layout) for layout in search.layouts()]
-    return sorted((plan for plan in plans if plan is not None), key=lambda plan: plan.step_s)
+    return sorted((plan for plan in plans if plan is not None), key=rank)
 
 
 def small_machine(devices: int, memory_bytes: int) -> Machine:

@@ -318,6 +318,14 @@ def test_tiles_that_are_asked_for_overlap() -> None:
     assert [plan.halo_mode for plan in others] == ["exchange", "sweep"]
 
 
+def test_tiles_that_fit_ranks_of_fewer_partitions_are_exchanged() -> None:
+    machine = replace(small_machine(4, 2**26), message_s=1e-7, latency_s=1e-7)
+    network = replace(OPTIONS, poolings=2, convolutions=2)
+    changes = {"machine": machine, "options": network, "image": (600, 300), "partitions": None}
+    first, *_ = plans_of(halo_mode="auto", grid=(2, 2), **changes)
+    assert (first.halo_mode, first.layout.grid, first.layout.partitions) == ("exchange", (2, 2), 1)
+
+
 def test_both_are_said() -> None:
     text = explain(plans_of())
     assert "instead of     halo_mode exchange, 1 × 3 tiles, 1 partition" in text

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tilenet.planning.machines import machine
 from tilenet.planning.memory import states
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.mesh import MeshShape, tiles_of
-from tilenet.planning.plan import Plan, Question
+from tilenet.planning.plan import Plan, Question, round_seconds
 from tilenet.planning.search import Search
 
 pytestmark = pytest.mark.usefixtures("fewer_layouts", "small_tensors")
@@ -37,10 +38,10 @@ def searched(seed: int) -> Search:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_best_are_those_of_all_layouts(seed: int) -> None:
     search = searched(seed)
-    wanted = [plan.step_s for plan in every_plan(search)]
+    wanted = every_plan(search)
     for count in (1, 3, 8):
         found = search.best(count)
-        assert [plan.step_s for plan in found] == wanted[:count]
+        assert found == wanted[:count]
         assert len({plan.layout for plan in found}) == len(found)
 
 
@@ -93,6 +94,26 @@ def test_the_bounds_of_seconds_count_reading() -> None:
     assert plan.step_s == plan.read_s
     planned = search.planned.cache_info().currsize
     assert planned < len(list(search.layouts())) / 4
+
+
+def test_of_equally_fast_plans_few_partitions_win_and_then_few_bytes() -> None:
+    """Where reading decides, all layouts with the same tiles are equally fast."""
+    slow = replace(ROOMY, grid=(4, 4), machine=replace(ROOMY.machine, file_bandwidth=1e3))
+    search = Search(slow)
+    wanted = every_plan(search)
+    assert len({plan.step_s for plan in wanted}) == 1
+    counts = [plan.layout.partitions for plan in wanted]
+    assert counts == sorted(counts)
+    assert set(counts) == {1, 2, 4}
+    assert wanted[0].device_bytes > min(plan.device_bytes for plan in wanted)
+    assert search.best(len(wanted)) == wanted
+
+
+def test_seconds_are_equal_to_nine_digits() -> None:
+    assert 0.1 + 0.2 != 0.3
+    assert round_seconds(0.1 + 0.2) == round_seconds(0.3) == 0.3
+    assert round_seconds(1.00000001) != round_seconds(1.0)
+    assert round_seconds(inf) == inf
 
 
 @pytest.mark.parametrize("seed", SEEDS[::4])
@@ -209,6 +230,31 @@ def test_with_exchange_each_rank_holds_one_window_and_images_are_micro_batches()
         assert plan.tile_read_px == plan.tile_own_px
 
 
+@pytest.mark.parametrize(
+    ("changes", "grids"),
+    [
+        ({}, {(2, 4): {1}, (2, 2): {2}, (1, 2): {4}, (1, 1): {8}}),
+        ({"batch_size": 2}, {(2, 2): {1}, (1, 2): {2}, (1, 1): {4, 8}}),
+        ({"grid": (2, 4)}, {(2, 4): {1}}),
+        ({"grid": (1, 2)}, {(1, 2): {4}}),
+        ({"grid": (1, 1), "batch_size": 2}, {(1, 1): {4, 8}}),
+        ({"tile_px": 160}, {(2, 2): {2}}),
+        ({"image": (8, 12)}, {(2, 2): {2}, (1, 2): {4}, (1, 1): {8}}),
+    ],
+)
+def test_exchange_takes_the_partitions_whose_ranks_fit_the_tiles(
+    changes: dict[str, Any], grids: dict[tuple[int, int], set[int]]
+) -> None:
+    """Of eight devices; images of 8 × 12 px have no four columns of four."""
+    asked = replace(ROOMY, halo_mode="exchange", machine=small_machine(8, 2**26), **changes)
+    search = Search(asked)
+    counts: dict[tuple[int, int], set[int]] = {}
+    for layout in search.layouts():
+        counts.setdefault(layout.grid, set()).add(layout.partitions)
+    assert counts == grids
+    assert search.best(1)[0].layout.grid in grids
+
+
 def test_more_memory_and_more_nodes_never_slow_a_plan() -> None:
     steps = [
         Search(replace(ROOMY, machine=small_machine(4, int(size)))).best(1)
@@ -249,8 +295,25 @@ NORMED = replace(ROOMY.options, norm="instance")
         ({"tile_px": 3}, "nearest legal tile: 4"),
         ({"grid": (100, 1)}, "at most 75 tiles are possible"),
         ({"halo": 7}, "a halo must be a multiple"),
-        ({"halo_mode": "exchange", "grid": (3, 3)}, r"tiles: 3 × 3, mesh: 2 × 2 ranks"),
-        ({"halo_mode": "exchange", "tile_px": 50}, "leave the tiles out"),
+        (
+            {"halo_mode": "exchange", "grid": (3, 3)},
+            r"\(tiles: 3 × 3, ranks of an image: 2 × 2, 1 × 2 or 1 × 1\); ask for as many tiles as",
+        ),
+        (
+            {"halo_mode": "exchange", "grid": (2, 2), "partitions": 2},
+            r"\(tiles: 2 × 2, ranks of an image: 1 × 2\)",
+        ),
+        (
+            {"halo_mode": "exchange", "tile_px": 50},
+            "tiles: 7 × 5, ranks of an image: .*leave the tiles out",
+        ),
+        (
+            {"halo_mode": "exchange", "image": (4, 4), "options": NORMED},
+            "more than one cell on every level",
+        ),
+        ({"halo_mode": "exchange", "image": (4, 4), "grid": (2, 2)}, "at most 1 tiles are"),
+        ({"halo_mode": "exchange", "micro_batches": 3}, r"3, of a rank: 1\); ask for at most 1"),
+        ({"grid": (2, 2), "micro_batches": 5}, r"micro-batches: 5, of a rank: 4\); ask"),
         ({"precision": "float16"}, "has no peak for precision float16"),
     ],
 )

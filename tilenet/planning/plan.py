@@ -19,7 +19,7 @@ from tilenet.storage.strict_json import parsed_json
 
 __all__ = [
     "MODES", "Layout", "OwnNetwork", "PartitionPlan", "Plan", "PlannedMode", "Question",
-    "planned_bytes", "read_plan", "write_plan",
+    "planned_bytes", "read_plan", "round_seconds", "write_plan",
 ]  # fmt: skip
 
 VERSION = 1
@@ -200,6 +200,14 @@ class PartitionPlan:
     share: float
 
 
+def round_seconds(seconds: float) -> float:
+    """Seconds to nine digits: equal ones stay equal however they were added up.
+
+    Sums of doubles differ in the 13th digit, predictions from runs in the second.
+    """
+    return float(f"{seconds:.9g}")
+
+
 @dataclass(frozen=True)
 class Plan:
     """The answer.
@@ -262,6 +270,11 @@ class Plan:
         """How tiles get their context."""
         assert self.question.halo_mode != "auto"
         return self.question.halo_mode
+
+    @property
+    def order(self) -> tuple[float, int, int]:
+        """Sort key of plans: fast ones first, then those of few partitions, then of few bytes."""
+        return round_seconds(self.step_s), self.layout.partitions, self.device_bytes
 
     @property
     def num_ranks(self) -> int:

@@ -23,7 +23,7 @@ from tilenet.planning.bounds import Bounds
 from tilenet.planning.compatibility import flow_obstacle, whole_image
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.layer import countable
-from tilenet.planning.plan import Layout, Plan, Question
+from tilenet.planning.plan import Layout, Plan, Question, round_seconds
 
 __all__ = ["Search", "check_question"]
 
@@ -60,9 +60,10 @@ class Search:
         if not self._bounded:
             raise TilenetError(self._no_layout())
         # Best first: what comes next is either looked at more closely, which only adds to its
-        # seconds, or, being a plan already, no slower than whatever comes after it.
-        queue: list[tuple[float, int, int, int]] = [
-            (seconds, 0, 0, number)
+        # seconds, or, being a plan already, no slower than whatever comes after it. All are
+        # rounded, so that plans wait for those that may be as fast and have fewer partitions.
+        queue: list[tuple[float, int, int, int, int]] = [
+            (round_seconds(seconds), 0, 0, 0, number)
             for number, (seconds, layout) in enumerate(self._bounded)
             if among is None or among(layout)
         ]
@@ -70,17 +71,18 @@ class Search:
         by_number: dict[int, Plan] = {}
         fastest: list[Plan] = []
         while queue and len(fastest) < count:
-            seconds, stage, _, number = heapq.heappop(queue)
+            seconds, stage, _, _, number = heapq.heappop(queue)
             layout = self._bounded[number][1]
             if stage == 0:
-                seconds = max(seconds, self.bounds.seconds_that_fit(layout))
+                seconds = max(seconds, round_seconds(self.bounds.seconds_that_fit(layout)))
                 if seconds < inf:
-                    heapq.heappush(queue, (seconds, 1, 0, number))
+                    heapq.heappush(queue, (seconds, 1, 0, 0, number))
             elif stage == 1:
                 plan = self.planned(layout)
                 if plan is not None:
                     by_number[number] = plan
-                    heapq.heappush(queue, (plan.step_s, 2, plan.device_bytes, number))
+                    seconds, partitions, num_bytes = plan.order
+                    heapq.heappush(queue, (seconds, 2, partitions, num_bytes, number))
             else:
                 fastest.append(by_number[number])
         return fastest
@@ -105,7 +107,7 @@ class Search:
             lambda layout: layout != chosen and (layout.partitions, layout.grid) == here,
         )
         rivals = [plan for among in kinds for plan in self.best(1, among)]
-        return [*plans, *sorted(rivals[:2], key=lambda plan: plan.step_s)]
+        return [*plans, *sorted(rivals[:2], key=lambda plan: plan.order)]
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -119,12 +121,7 @@ class Search:
     def layouts(self) -> Iterator[Layout]:
         """Every layout that the question leaves open."""
         question = self.question
-        devices = question.machine.devices_per_node
-        for partitions in [question.partitions] if question.partitions else range(1, devices + 1):
-            if question.partitions is None and devices % partitions:
-                continue  # devices would stand idle
-            if partitions > most_partitions(len(self.estimator.layers), question.together):
-                continue
+        for partitions in self._partitions():
             for grid in self._grids(partitions):
                 most = self.estimator.micro_batches(grid, partitions)
                 for micro_batches in self._micro_batches(partitions, most):
@@ -143,9 +140,16 @@ class Search:
                         if question.swap != "off":
                             yield replace(layout, swap=True)
 
+    def _partitions(self) -> list[int]:
+        """Numbers of partitions with which every device of a node has layers."""
+        if self.question.partitions is not None:
+            return [self.question.partitions]
+        devices = self.question.machine.devices_per_node
+        most = most_partitions(len(self.estimator.layers), self.question.together)
+        return [count for count in range(1, min(most, devices) + 1) if devices % count == 0]
+
     def _no_layout(self) -> str:
         question = self.question
-        partitions = question.partitions or 1
         if question.pipeline == "1f1b":
             devices = question.machine.devices_per_node
             several = [n for n in range(2, devices + 1) if devices % n == 0]
@@ -153,13 +157,40 @@ class Search:
             layout = Layout((1, 1), partitions, 1, question.checkpointing or "never")
             if reason := self._flow_obstacle(layout):
                 return reason
-        grids, whole = self._grids(partitions), whole_image(self.estimator.layers)
-        most = max(self.estimator.micro_batches(grid, partitions) for grid in grids)
+        counts = [
+            (self.estimator.micro_batches(grid, partitions), partitions)
+            for partitions in self._partitions()
+            for grid in self._grids(partitions)
+        ]
+        if not counts:
+            return self._no_grid()
+        most, partitions = max(counts, key=lambda count: count[0])  # of equal ones the first
+        whole = whole_image(self.estimator.layers)
         tiles = f"stacks of tiles, for {whole}," if whole else "tiles"
         return (
             f"a rank needs at least as many {tiles} as micro-batches (micro-batches: "
             f"{self._micro_batches(partitions, most)[0]}, of a rank: {most}); ask for at most "
             f"{most}" + ", a finer grid, fewer nodes or a larger batch" * (whole is None)
+        )
+
+    def _no_grid(self) -> str:
+        """Why no ranks can hold a tile each.
+
+        Raises:
+            TilenetError: Tiles are too small for the network, even of the fewest ranks.
+        """
+        meshes = [self.estimator.mesh(partitions) for partitions in self._partitions()]
+        grids = list(dict.fromkeys((mesh.rows, mesh.columns) for mesh in meshes))
+        asked, fitting = self._asked_grid(), list(filter(self._computes, grids))
+        if asked in grids or not fitting:
+            self._checked(asked if asked in grids else grids[-1])
+        assert asked is not None
+        *others, last = (f"{rows} × {cols}" for rows, cols in fitting)
+        legal = " or ".join([", ".join(others), last] if others else [last])
+        return (
+            f"with halo_mode exchange each rank holds one tile of an image (tiles: {asked[0]} × "
+            f"{asked[1]}, ranks of an image: {legal}); ask for as many tiles as ranks, or leave "
+            "the tiles out"
         )
 
     def _flow_obstacle(self, layout: Layout) -> str | None:
@@ -181,25 +212,24 @@ class Search:
             return [1]
         return sorted({min(count, most) for count in (*MICRO_BATCHES, most)})
 
+    def _asked_grid(self) -> Pixels | None:
+        """The tiles of an image that the question asks for; None: it leaves them open."""
+        question = self.question
+        if question.tile_px is None:
+            return question.grid
+        return cut(*question.image, Cut(size_px=question.tile_px), self.estimator.rule).grid
+
     def _grids(self, partitions: int) -> list[Pixels]:
+        """Tiles of an image, along rows and columns; none where ranks cannot hold one each."""
         question, mesh = self.question, self.estimator.mesh(partitions)
-        height, width = question.image
+        asked = self._asked_grid()
         if question.halo_mode == "exchange":
             grid = mesh.rows, mesh.columns
-            if question.tile_px is not None or question.grid not in (None, grid):
-                sizes = " × ".join(map(str, question.grid or [question.tile_px]))
-                raise TilenetError(
-                    f"with halo_mode exchange each rank holds one tile of an image (tiles: "
-                    f"{sizes}, mesh: {grid[0]} × {grid[1]} ranks); leave the tiles out"
-                )
-            return [self._checked(grid)]
-        if question.grid is not None:
-            return [self._checked(question.grid)]
-        if question.tile_px is not None:
-            tiling = cut(height, width, Cut(size_px=question.tile_px), self.estimator.rule)
-            return [self._checked(tiling.grid)]
+            return [grid] if asked in (None, grid) and self._computes(grid) else []
+        if asked is not None:
+            return [self._checked(asked)]
         unit = self.estimator.rule.alignment_px
-        most = -(-height // unit), -(-width // unit)
+        most = -(-question.image[0] // unit), -(-question.image[1] // unit)
         grids = {
             (min(mesh.rows * a, most[0]), min(mesh.columns * b, most[1]))
             for a in FACTORS

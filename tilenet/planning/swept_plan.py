@@ -65,7 +65,7 @@ def swept_plans(question: Question) -> list[Plan]:
             f"{question.limit_bytes / 2**30:.1f} GiB); take larger devices, more nodes, or another "
             "halo_mode"
         )
-    return sorted(plans, key=lambda plan: plan.step_s)
+    return sorted(plans, key=lambda plan: plan.order)
 
 
 def fitting_sweeps(question: Question) -> list[Plan]:
