@@ -60,8 +60,7 @@ def missing(job: Job) -> Missing:
     named = [("--run", job.run), ("--packed", job.packed)]
     named.append(("--venv", f"{job.venv}/bin/activate" if job.venv else ""))
     rasters = [("--image", job.image), *(("--stage", path) for path in job.stage)]
-    if job.run:
-        rasters += [(f"in {job.run}:", path) for path in _files_of(Path(job.run))]
+    rasters += [(f"in {job.run}:", path) for path in _files_of(Path(job.run))]
     named += [(name, path) for name, path in rasters if _is_file(path)]
     lacking = [(name, path) for name, path in named if path and not os.path.exists(path)]
     return Missing(
