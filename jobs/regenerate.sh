@@ -28,7 +28,7 @@ output: out # of the script, which wins
 RUN
 }
 
-# script PLACE FILE OPTION…
+# script PLACE FILE OPTION…; it warns of images and environments, which these examples have not
 script() {
     (cd "$into/$1" && python -m launch plan.json --machine "$1" --script "$2" "${@:3}" >/dev/null)
 }

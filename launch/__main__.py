@@ -15,6 +15,7 @@ from tilenet.storage.atomic import write_aside
 from .commands import command, environment, quoted
 from .elastic import job_of_least, node_range
 from .layout import explain, in_one_line
+from .paths import check_paths
 from .placement import Placement, place
 from .planned_job import read_job
 from .scripts import Job, script, submit_command
@@ -41,8 +42,11 @@ def main(arguments: list[str]) -> int:
         if not (options.script or options.submit):
             print("\n" + "\n".join(map(printable, _lines(placed, job))))
             return 0
+        warnings = check_paths(job, submits=options.submit)
         write_aside(text.removesuffix("\n"), Path(job.file), "a script", executable=True)
-        print(f"written: {printable(job.file)}")
+        print(f"written: {printable(job.file)}", flush=True)
+        for warning in warnings:
+            print(f"tilenet job: {warning}", file=sys.stderr)
         if options.submit:
             return _submit(submit_command(placed, job.file))
         print(f"submit it with: {printable(shlex.join(submit_command(placed, job.file)))}")
@@ -76,6 +80,8 @@ def _job(options: Namespace, placed: Placement, most_nodes: int | None) -> Job:
         time=options.time,
         account=options.account,
         queue=options.queue,
+        mail=options.mail,
+        chain=options.chain,
         stage=tuple(options.stage),
         file=options.script or f"{options.name}-{placed.machine.name}.{ending}",
         most_nodes=most_nodes,
@@ -140,6 +146,10 @@ def _parser() -> Arguments:
         "--packed", default="", metavar="ENV.tar", help="of tilenet pack: each node unpacks it"
     )
     script.add_argument("--queue", default="", help="default: the machine's")
+    script.add_argument("--mail", default="", metavar="USER@SITE", help="when it ends or fails")
+    script.add_argument(
+        "--chain", action="store_true", help="start after your other jobs of this name"
+    )
     script.add_argument(
         "--stage", nargs="+", default=[], metavar="PATH", help="copy to the nodes' storage first"
     )

@@ -93,7 +93,9 @@ def _srun(placed: Placement) -> list[str]:
         if _own_device(placed):
             options += ["--gpus-per-task=1", "--gpu-bind=closest"]
         else:
-            options += [f"--gpus-per-node={placed.machine.devices_per_node}", "--gpu-bind=none"]
+            options.append(f"{facts.gpu_option}{placed.machine.devices_per_node}")
+            # without it tasks see all of --gres; a Slurm that knows --gres alone may refuse it
+            options += ["--gpu-bind=none"] * facts.gpu_option.startswith("--gpus")
     # A rank that ends without a word ends the others a minute later; together they end in less.
     return ["srun", *options, f"--mpi={facts.mpi}", "--kill-on-bad-exit=1", "--wait=60"]
 

@@ -16,35 +16,23 @@ from .placement import Placement
 __all__ = ["Job", "script", "submit_command"]
 
 WARNING_S = 600  # a step and a checkpoint of the largest models take minutes
-WIDTH = 100
+WIDTH = 110
 NAME = re.compile(r"[\w.-]+")
 TIME = re.compile(r"(\d{1,3}):([0-5]\d)")
-FILLED = "Nodes, tasks, cores and GPUs follow from the plan: for others, plan and write this again."
-COMMENTS = {
-    "slurm": [
-        "CHANGE, here or as options of sbatch, which win: account, partition, time. --signal: as",
-        "many seconds before the limit USR1 comes, or a minute earlier; half the time at most.",
-        FILLED,
-    ],
-    "lsf": [
-        "CHANGE, here or as options of bsub, which win: project (-P), queue (-q), time (-W).",
-        FILLED,
-        "-wa, -wt: USR1 comes these minutes before the limit. -Q: exit code 75 puts the job back",
-        "into the queue. Both as IBM documents them.",
-    ],
-    "pbs": [
-        "CHANGE, here or as options of qsub, which win: project, queue, time (with --stop-after",
-        "below: PBS does not warn). Another one, -W depend=afternotok:JOB, goes on when it stops.",
-        FILLED,
-    ],
-    "flux": [
-        "CHANGE, here or as options of flux batch, which win: bank, queue, time. Another one with",
-        "--dependency=afternotok:JOB goes on when this one has stopped.",
-        FILLED,
-    ],
-    "none": [
-        "To stop it with a checkpoint: kill -USR1 its process. Exit code 75: run it again to go on",
-    ],
+MAIL = re.compile(r"\w[\w.+-]*(@[\w.-]+)?")
+WHAT = {
+    "slurm": "account, partition, time",
+    "lsf": "project (-P), queue (-q), time (-W)",
+    "pbs": "project, queue, time (and --stop-after below with it)",
+    "flux": "bank, queue, time",
+}
+# In place of --chain. LSF takes no job that waits for one that it cannot find, as the first would
+# (bsub -w); PBS knows jobs by number (qsub(1B), depend). Slurm and Flux have singleton (sbatch(1),
+# flux-batch(1)). Flux writes no mail (flux-core, issue 4436).
+AFTER = {
+    "lsf": "give jobs after the first to bsub -w 'ended(\"{name}\")'",
+    "pbs": "give jobs after the first to qsub -W depend=afterany:JOB",
+    "none": "run one script after the other",
 }
 SUBMIT = {"lsf": "bsub", "slurm": "sbatch", "pbs": "qsub", "flux": "flux batch", "none": "bash"}
 
@@ -66,6 +54,8 @@ class Job:
         stage: Relative paths of what is copied to the nodes first.
         packed: The file of `tilenet pack`, which each node unpacks; empty: ranks read `venv`.
         file: Path of the script.
+        mail: Where the batch system writes to when the job ends or fails; empty: nowhere.
+        chain: Whether it starts after the user's other jobs of its name.
         most_nodes: Nodes to start with if as many are free; it goes on with fewer, down to the
             placement's; None: the placement's, always.
     """
@@ -82,6 +72,8 @@ class Job:
     stage: tuple[str, ...] = ()
     packed: str = ""
     file: str = "job.sh"
+    mail: str = ""
+    chain: bool = False
     most_nodes: int | None = None
 
 
@@ -100,13 +92,12 @@ def script(placed: Placement, job: Job) -> str:
         # -l: as the sites' documents have it, for `module`
         "#!/bin/bash" + " -l" * (facts.scheduler in ("pbs", "flux")),
         f"# {_aim(job)} on {placed.machine.name}: {layout}.",
-        f"# Written by `tilenet job`. Start it: {submit}",
+        f"# Written by `tilenet job`; how to install, and more: jobs/README.md. Start it: {submit}",
         *heads[facts.scheduler](placed, job, minutes),
-        *(f"# {line}" for line in COMMENTS[facts.scheduler]),
+        _changes(facts.scheduler),
+        *([f"# {facts.note}"] if facts.note else []),
         "set -e",
         *(['cd "$PBS_O_WORKDIR"'] if facts.scheduler == "pbs" else []),
-        "",
-        *(f"# {line}" for line in facts.install),
         *([f"module load {shlex.join(facts.modules)}"] if facts.modules else []),
         f"VENV=${{VENV-{shlex.quote(job.venv)}}} # with tilenet; empty: tilenet is there without",
         "# shellcheck source=/dev/null",
@@ -131,6 +122,13 @@ def _aim(job: Job) -> str:
     return "Train, then map," if job.image else "Train"
 
 
+def _changes(scheduler: str) -> str:
+    if scheduler == "none":
+        return "# To stop it with a checkpoint: kill -USR1 its process. Exit code 75: run it again"
+    command = SUBMIT[scheduler]
+    return f"# CHANGE, here or as options of {command}, which win: {WHAT[scheduler]}"
+
+
 def _names(placed: Placement, job: Job) -> list[str]:
     """What to run, and on what."""
     storage = placed.machine.launch.node_storage or "/tmp"
@@ -138,12 +136,12 @@ def _names(placed: Placement, job: Job) -> list[str]:
     return [
         "# CHANGE, here or in the environment: RUN= IMAGE=other.tif only maps another image",
         f"RUN=${{RUN-{shlex.quote(job.run)}}} # the run file; empty: only map",
-        f"PLAN=${{PLAN-{shlex.quote(job.plan)}}}",
         f"IMAGE=${{IMAGE-{shlex.quote(job.image)}}} # the raster to map; empty: only train",
-        f"OUTPUT=${{OUTPUT-{shlex.quote(job.output)}}} # the run's folder",
+        f"PLAN=${{PLAN-{shlex.quote(job.plan)}}} OUTPUT=${{OUTPUT-{shlex.quote(job.output)}}} "
+        "# the run's folder",
         "PREDICT=${PREDICT-} # more of tilenet predict: --output probabilities --tile 1024",
-        f"# To copy to each node's {storage}: relative paths of all the run file names, and IMAGE",
-        f"STAGE=({shlex.join(job.stage)})",
+        f"STAGE=({shlex.join(job.stage)}) # for each node's {storage}: relative paths of all the "
+        "run file names, IMAGE",
         *([f"{packed}; empty: ranks read VENV"] if job.packed else []),
     ]
 
@@ -196,20 +194,21 @@ def _wrapped(first: str, words: Iterable[str], more: bool = False) -> list[str]:
 
 
 def _lsf(placed: Placement, job: Job, minutes: int) -> list[str]:
-    """An option a line."""
+    """A line of whose the job is, of its nodes, of its log, and of how it stops and comes again."""
     facts = placed.machine.launch
     queue = job.queue or facts.queue
-    options = [f"-J {job.name}", f"-W {minutes // 60}:{minutes % 60:02d}"]
-    options += [f"-nnodes {placed.nodes}"]
-    options += [f"-P {shlex.quote(job.account)}"] if job.account else []
-    options += [f"-q {shlex.quote(queue)}"] if queue else []
-    options += [*facts.header, f"-o {job.name}.%J.out", f"-e {job.name}.%J.err"]
-    options += ["-wa USR1", f"-wt {min(WARNING_S // 60, max(minutes // 2, 1))}", "-Q 75"]
-    return [f"#BSUB {option}" for option in options]
+    user = [f"-W {minutes // 60}:{minutes % 60:02d}"]
+    user += [f"-P {shlex.quote(job.account)}"] if job.account else []
+    user += [f"-q {shlex.quote(queue)}"] if queue else []
+    log = [f"-J {job.name}", f"-o {job.name}.%J.out", f"-e {job.name}.%J.err"]
+    log += [f"-N -u {job.mail}"] if job.mail else []
+    stop = ["-wa USR1", f"-wt {min(WARNING_S // 60, max(minutes // 2, 1))}", "-Q 75"]
+    lines = (user, [f"-nnodes {placed.nodes}"], *([option] for option in facts.header), log, stop)
+    return [f"#BSUB {' '.join(options)}" for options in lines]
 
 
 def _slurm(placed: Placement, job: Job, minutes: int) -> list[str]:
-    """A line of whose the job is, of its nodes, of its log, and of how it stops and comes again."""
+    """A line of whose the job is, of its nodes, of its log and how it stops and comes again."""
     machine, facts = placed.machine, placed.machine.launch
     queue = job.queue or facts.queue
     user = [f"--time={minutes}"]
@@ -223,12 +222,14 @@ def _slurm(placed: Placement, job: Job, minutes: int) -> list[str]:
     elif not placed.straddles:
         nodes += [f"--ntasks-per-node={placed.ranks_per_node}"]
     nodes += [f"--cpus-per-task={placed.cores_per_rank * facts.threads_per_core}"]
-    nodes += [f"--gpus-per-node={machine.devices_per_node}"] * (machine.device != "cpu")
-    nodes += ["--exclusive"]
+    nodes += [f"{facts.gpu_option}{machine.devices_per_node}"] * (machine.device != "cpu")
+    nodes += ["--exclusive", *([facts.memory_option] if facts.memory_option else [])]
     log = [f"--job-name={job.name}", f"--output={job.name}.%j.out", "--open-mode=append"]
-    stop = ["--requeue", f"--signal=B:USR1@{_warning_s(minutes)}"]
-    lines = (user, nodes, *([option] for option in facts.header), log, stop)
-    return [f"#SBATCH {' '.join(options)}" for options in lines]
+    log += ["--requeue", f"--signal=B:USR1@{_warning_s(minutes)}"]
+    more = [f"--mail-user={job.mail}", "--mail-type=END,FAIL"] if job.mail else []
+    more += ["--dependency=singleton"] * job.chain
+    lines = (user, nodes, *([option] for option in facts.header), log, more)
+    return [f"#SBATCH {' '.join(options)}" for options in lines if options]
 
 
 def _pbs(placed: Placement, job: Job, minutes: int) -> list[str]:
@@ -238,6 +239,7 @@ def _pbs(placed: Placement, job: Job, minutes: int) -> list[str]:
     user = [f"-N {job.name} -k doe -r y -l walltime={minutes // 60}:{minutes % 60:02d}:00"]
     user += [f"-A {shlex.quote(job.account)}"] if job.account else []
     user += [f"-q {shlex.quote(queue)}"] if queue else []
+    user += [f"-m ae -M {job.mail}"] if job.mail else []
     chunk = f"ncpus={machine.cores * facts.threads_per_core}:mpiprocs={placed.ranks_per_node}"
     chunk += f":ngpus={machine.devices_per_node}" * (machine.device != "cpu")
     nodes = [f"-l select={placed.nodes}:{facts.constraint or chunk}", "-l place=scatter:excl"]
@@ -253,6 +255,7 @@ def _flux(placed: Placement, job: Job, minutes: int) -> list[str]:
     user += [f"--queue={shlex.quote(queue)}"] if queue else []
     log = [f"--job-name={job.name}", f"--output={job.name}.{{{{id}}}}.out"]
     log += [f"--signal=USR1@{_warning_s(minutes)}s"]
+    log += ["--dependency=singleton"] * job.chain
     lines = (user, *([option] for option in facts.header), log)
     return [f"# flux: {' '.join(options)}" for options in lines]
 
@@ -273,6 +276,21 @@ def _check(placed: Placement, job: Job) -> int:
         raise TilenetError(
             f"a job's name must be letters, digits, dots and dashes (got {job.name!r}); choose "
             "another --name"
+        )
+    scheduler = placed.machine.launch.scheduler
+    if job.mail and not MAIL.fullmatch(job.mail):
+        raise TilenetError(
+            f"mail goes to one address or user (got {job.mail!r}); give, say, --mail me@site.org"
+        )
+    if job.mail and scheduler in ("flux", "none"):
+        raise TilenetError(
+            f"only Slurm, LSF and PBS write mail when a job ends ({placed.machine.name}: "
+            f"{scheduler}); leave --mail out"
+        )
+    if job.chain and scheduler in AFTER:
+        raise TilenetError(
+            f"only Slurm and Flux start a job after others of its name ({placed.machine.name}: "
+            f"{scheduler}); leave --chain out, and {AFTER[scheduler].format(name=job.name)}"
         )
     if job.most_nodes is not None:
         check_range(placed, job.most_nodes)

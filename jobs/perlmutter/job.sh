@@ -1,20 +1,12 @@
 #!/bin/bash
 # Train, then map, on perlmutter: 2 nodes, 4 ranks (2 a node), each with 2 devices and 32 cores.
-# Written by `tilenet job`. Start it: sbatch job.sh
+# Written by `tilenet job`; how to install, and more: jobs/README.md. Start it: sbatch job.sh
 #SBATCH --time=120 --account=m1234_g --qos=regular --constraint=gpu
-#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=64 --gpus-per-node=4 --exclusive
-#SBATCH --job-name=tilenet --output=tilenet.%j.out --open-mode=append
-#SBATCH --requeue --signal=B:USR1@600
-# CHANGE, here or as options of sbatch, which win: account, partition, time. --signal: as
-# many seconds before the limit USR1 comes, or a minute earlier; half the time at most.
-# Nodes, tasks, cores and GPUs follow from the plan: for others, plan and write this again.
+#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=64 --gpus-per-node=4 --exclusive --mem=0
+#SBATCH --job-name=tilenet --output=tilenet.%j.out --open-mode=append --requeue --signal=B:USR1@600
+# CHANGE, here or as options of sbatch, which win: account, partition, time
+# CHANGE: --constraint='gpu&hbm80g' for 80 GB per GPU.
 set -e
-
-# Install once, on a login node. The module brings torch, NCCL over the network, and mpi4py with
-# Cray MPICH:
-#     module load pytorch; python -m venv --system-site-packages venv; source venv/bin/activate
-#     pip install .    # in the checkout
-# CHANGE: the module's version; --constraint='gpu&hbm80g' for 80 GB per GPU.
 module load pytorch
 VENV=${VENV-venv} # with tilenet; empty: tilenet is there without
 # shellcheck source=/dev/null
@@ -23,15 +15,13 @@ export OMP_NUM_THREADS=32 MPICH_GPU_SUPPORT_ENABLED=1
 
 # CHANGE, here or in the environment: RUN= IMAGE=other.tif only maps another image
 RUN=${RUN-run.yaml} # the run file; empty: only map
-PLAN=${PLAN-plan.json}
 IMAGE=${IMAGE-scene.tif} # the raster to map; empty: only train
-OUTPUT=${OUTPUT-out} # the run's folder
+PLAN=${PLAN-plan.json} OUTPUT=${OUTPUT-out} # the run's folder
 PREDICT=${PREDICT-} # more of tilenet predict: --output probabilities --tile 1024
-# To copy to each node's /tmp: relative paths of all the run file names, and IMAGE
-STAGE=()
+STAGE=() # for each node's /tmp: relative paths of all the run file names, IMAGE
 
-exec tilenet batch --scheduler=slurm --run="$RUN" --plan="$PLAN" --image="$IMAGE" \
-    --output="$OUTPUT" --predict="$PREDICT" --stage "${STAGE[@]}" --storage=/tmp \
+exec tilenet batch --scheduler=slurm --run="$RUN" --plan="$PLAN" --image="$IMAGE" --output="$OUTPUT" \
+    --predict="$PREDICT" --stage "${STAGE[@]}" --storage=/tmp \
     --once-per-node="srun -N 2 -n 2 --ntasks-per-node=1 -c 1 --mpi=none --kill-on-bad-exit=1" \
-    -- srun -N 2 -n 4 --ntasks-per-node=2 -c 64 --gpus-per-node=4 --gpu-bind=none \
-    --mpi=cray_shasta --kill-on-bad-exit=1 --wait=60
+    -- srun -N 2 -n 4 --ntasks-per-node=2 -c 64 --gpus-per-node=4 --gpu-bind=none --mpi=cray_shasta \
+    --kill-on-bad-exit=1 --wait=60

@@ -54,6 +54,7 @@ def test_scripts_are_what_launch_writes(tmp_path: Path, monkeypatch: pytest.Monk
         place_, file, *options = shlex.split(line)
         shutil.copy(JOBS / place_ / "plan.json", tmp_path)
         assert launch(["plan.json", "--machine", place_, "--script", file, *options]) == 0
+        assert len(Path(file).read_text().splitlines()) <= 30, "what is no configuration?"
         same = Path(file).read_text() == (JOBS / place_ / file).read_text()
         assert same, f"jobs/{place_}/{file}: if this is meant, run jobs/regenerate.sh"
     assert sorted(line.split()[0] for line in lines) == PLACES

@@ -1,6 +1,7 @@
 """Command lines: tables for the machines, and lines for jsrun and flux against stand-ins."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,11 @@ def test_any_number_of_ranks_is_placed_or_refused_with_a_remedy_that_helps(
         nodes = int(str(error).split("--nodes ")[1].split(",")[0])
         where = placed("summit", ranks, partitions, nodes)
     check_against_the_stand_in(where)
+
+
+def test_a_slurm_that_knows_generic_resources_alone_gets_no_option_of_gpus() -> None:
+    here = place(PlannedJob((1, 1, 4), 1, 4, "slurm", 1), machine("slurm"))
+    launch = replace(here.machine.launch, gpu_option="--gres=gpu:")
+    line = command(replace(here, machine=replace(here.machine, launch=launch)))
+    assert "--gres=gpu:4" in line
+    assert not [word for word in line if word.startswith("--gpu")]

@@ -10,6 +10,7 @@ from launch.__main__ import main
 from tilenet.__main__ import main as tilenet
 
 Capture = pytest.CaptureFixture[str]
+NOTHING = ("--run", "/dev/null", "--image", "")
 
 
 @pytest.fixture(autouse=True)
@@ -47,13 +48,26 @@ def test_it_prints_the_layout_and_the_lines(folder: Path, capsys: Capture) -> No
 
 def test_a_script_is_written_and_not_submitted(folder: Path, capsys: Capture) -> None:
     assert main(["plan.json", "--script", "a job.sh"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "submit it with: sbatch 'a job.sh'"
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == "submit it with: sbatch 'a job.sh'"
+    assert said.err.startswith("tilenet job: not there yet, ")
+    assert said.err.endswith(": --run run.yaml; --image scene.tif\n")
     assert os.access("a job.sh", os.X_OK)
     assert not (folder / "submitted").exists()
     subprocess.run(["shellcheck", "a job.sh"], check=True)
 
 
+def test_mail_and_a_chain_reach_the_script() -> None:
+    assert main(["plan.json", "--script", "job.sh", "--mail", "me@site.org", "--chain"]) == 0
+    text = Path("job.sh").read_text()
+    assert "#SBATCH --mail-user=me@site.org --mail-type=END,FAIL --dependency=singleton\n" in text
+
+
 def test_it_submits_when_asked(folder: Path) -> None:
+    assert main(["plan.json", "--submit", "--name", "mine"]) == 1  # nothing to run, or to map
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "sbatch"]
+    for name in ("run.yaml", "scene.tif"):
+        Path(name).touch()
     assert main(["plan.json", "--submit", "--name", "mine"]) == 3  # sbatch's own exit code
     assert (folder / "submitted").read_text() == "mine-slurm.sh\n"
     assert "#SBATCH --job-name=mine " in (folder / "mine-slurm.sh").read_text()
@@ -67,7 +81,8 @@ def test_it_submits_when_asked(folder: Path) -> None:
         (["plan.json", "--nodes", "3"], "give --nodes 2"),
         (["plan.json", "--time", "soon"], "hours:minutes"),
         (["plan.json", "--script", "no/such/folder.sh"], "a place that can be written"),
-        (["plan.json", "--machine", "summit", "--submit"], "must be on the PATH (bsub: "),
+        (["plan.json", "--submit"], "when it is submitted (--run run.yaml; --image scene.tif)"),
+        (["plan.json", "--machine", "summit", "--submit", *NOTHING], "must be on the PATH (bsub: "),
     ],
 )
 def test_errors_are_one_sentence(arguments: list[str], said: str, capsys: Capture) -> None:

@@ -93,7 +93,7 @@ def test_scripts_are_good_shell(file: str, tmp_path: Path) -> None:
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash" + " -l" * (file == "pbs.sh")
     assert max(map(len, lines)) <= 120
-    assert len(lines) <= 45
+    assert len(lines) <= 31
     # Slurm stops reading options at the first command.
     head, rest = text.split("\nset -e\n")
     assert not re.search(r"^#(SBATCH|BSUB|PBS)", rest, re.MULTILINE)
@@ -104,7 +104,7 @@ def test_scripts_are_good_shell(file: str, tmp_path: Path) -> None:
 
 def test_what_users_name_reaches_the_shell_as_it_is() -> None:
     lines = text_of("awkward.bash").splitlines()
-    names = tuple(f"{name}=" for name in ("RUN", "PLAN", "IMAGE", "OUTPUT", "VENV", "STAGE"))
+    names = tuple(f"{name}=" for name in ("RUN", "PLAN", "IMAGE", "VENV", "STAGE"))
     code = [line for line in lines if line.startswith(names)]
     shown = ['printf "%s\\n" "$RUN" "$PLAN" "$IMAGE" "$OUTPUT" "$VENV" "${STAGE[@]}"']
     run = subprocess.run(
@@ -161,9 +161,65 @@ def test_directives_of_flux_are_options_of_flux_batch() -> None:
     assert {"--signal=USR1@600s", "--time-limit=120m"} <= set(words)
 
 
+def directives(name: str, job: Job, **facts: str) -> list[str]:
+    """The words of the script's head on a machine with these facts of its launch."""
+    here = placed(name, 4, 1)
+    launch = replace(here.machine.launch, **facts)  # type: ignore[arg-type]
+    text = script(replace(here, machine=replace(here.machine, launch=launch)), job)
+    heads = re.findall(r"^#(?:SBATCH|BSUB|PBS| flux:) (.*)$", text, re.MULTILINE)
+    return shlex.split(" ".join(heads))
+
+
+@pytest.mark.parametrize(
+    ("name", "mail", "chain"),
+    [
+        ("slurm", "--mail-user=me+x@a-b.org --mail-type=END,FAIL", "--dependency=singleton"),
+        ("summit", "-N -u me+x@a-b.org", ""),
+        ("pbs", "-m ae -M me+x@a-b.org", ""),
+        ("tuolumne", "", "--dependency=singleton"),
+    ],
+)
+def test_mail_and_chains_are_the_batch_systems(name: str, mail: str, chain: str) -> None:
+    plain = directives(name, Job())
+    for words, job in ((mail, Job(mail="me+x@a-b.org")), (chain, Job(chain=True))):
+        if words:
+            with_them = directives(name, job)
+            assert set(with_them) - set(plain) == set(words.split())
+            assert words in " ".join(with_them)
+        else:
+            with pytest.raises(TilenetError, match=rf"only Slurm.*\({name}: "):
+                script(placed(name, 4, 1), job)
+
+
+def test_a_job_takes_all_memory_and_gpus_of_its_nodes_as_the_machine_says() -> None:
+    assert {"--exclusive", "--mem=0", "--gpus-per-node=4"} <= set(directives("slurm", Job()))
+    other = directives("slurm", Job(), gpu_option="--gres=gpu:a100:", memory_option="")
+    assert "--gres=gpu:a100:4" in other
+    assert not [word for word in other if word.startswith(("--gpus", "--mem"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("summit", r'bsub -w .ended\("mine"\)'),
+        ("pbs", "qsub -W depend=afterany:JOB"),
+        ("workstation", "run one script after the other"),
+    ],
+)
+def test_a_chain_that_a_batch_system_has_not_is_refused(name: str, remedy: str) -> None:
+    with pytest.raises(TilenetError, match=rf"only Slurm and Flux start .*\({name}: .*{remedy}"):
+        script(placed(name, 1, 1), Job(name="mine", chain=True))
+
+
 @pytest.mark.parametrize(
     ("name", "job", "said"),
     [
+        *(
+            ("slurm", Job(mail=mail), "one address or user")
+            for mail in ("-x", "a b", "a@b c", "a@b --uid=0", "a,b@c", "@c", "a@b\n#SBATCH")
+        ),
+        ("tuolumne", Job(mail="a@b"), "leave --mail out"),
+        ("workstation", Job(mail="a@b"), "leave --mail out"),
         ("slurm", Job(run="a\nb"), "one line each"),
         ("slurm", Job(run="", image=""), "must train, or make a map"),
         ("slurm", Job(account="x\n#SBATCH --uid=0"), "one line each"),

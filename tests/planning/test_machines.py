@@ -170,6 +170,15 @@ def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, near: str) -> N
         ("[summit]\nlaunch.sockets = 0", "positive whole number"),
         ("[summit]\nlaunch.threads_per_core = true", "positive whole number"),
         ("[summit]\nlaunch.own_device = 1", "true or false"),
+        (
+            "[summit]\nlaunch.gpu_option = '--gpus='",
+            "gpu_option must be --gpus-per-node= or --gres",
+        ),
+        ("[summit]\nlaunch.gpu_option = '--gres=gpu:4'", "gpu_option must be --gpus-per-node= or"),
+        (
+            "[summit]\nlaunch.own_device = true\nlaunch.gpu_option = '--gres=gpu:'",
+            "own by --gpus-per-task, which goes with",
+        ),
         ("[summit]\nlaunch.device_order = ['a']", "a list of whole numbers"),
         ("[summit]\nlaunch.program = []", "at least one text"),
         ("[summit]\nlaunch.modules = 'open-ce'", "a list of texts without line breaks"),

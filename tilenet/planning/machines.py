@@ -36,6 +36,11 @@ Line = Annotated[str, "a text without line breaks", str.isprintable]
 Lines = Annotated[tuple[Line, ...], "a list of texts without line breaks", lambda _: True]
 Command = Annotated[Lines, "a list of at least one text without line breaks", bool]
 Folder = Annotated[Line, "an absolute path", lambda path: path[:1] in ("", "/")]
+GpuOption = Annotated[
+    Line,
+    "--gpus-per-node= or --gres=gpu:, and after it a type and a colon where the site has types",
+    re.compile(r"(--gpus-per-node=|--gres=gpu:)([\w.-]+:)?").fullmatch,
+]
 Numbers = Annotated[tuple[int, ...], "a list of whole numbers", lambda _: True]
 Variables = Annotated[
     dict[str, Line],
@@ -63,6 +68,10 @@ class LaunchFacts:
         queue: Queue, partition or quality of service; empty: the machine's own choice.
         queue_option: Name of Slurm's option for the queue.
         constraint: Expression by which Slurm and PBS choose nodes.
+        gpu_option: Slurm's option for a node's GPUs, up to their number; `--gres=gpu:` or, with a
+            type, `--gres=gpu:a100:` where a cluster knows generic resources alone.
+        memory_option: Slurm's option for a node's memory; the default is all of it. Empty where a
+            cluster rejects it.
         header: More options for the head of the script, one per line.
         step: More options for the launcher.
         modules: Modules to be loaded before Python.
@@ -70,7 +79,7 @@ class LaunchFacts:
         node_storage: Folder on fast storage of the node itself; a folder per user goes below it.
         device_order: Devices in the order of the cores that are close to them; empty: as counted.
         program: tilenet, as it is called there.
-        install: How to install it there, for the script's comments, one line each.
+        note: What a user must read in the script before the first job.
         own_device: Whether the launcher gives a rank of one device only that one to see.
     """
 
@@ -82,6 +91,8 @@ class LaunchFacts:
     queue: Line = ""
     queue_option: Literal["--partition", "--qos"] = "--partition"
     constraint: Line = ""
+    gpu_option: GpuOption = "--gpus-per-node="
+    memory_option: Line = "--mem=0"
     header: Lines = ()
     step: Lines = ()
     modules: Lines = ()
@@ -89,7 +100,7 @@ class LaunchFacts:
     node_storage: Folder = ""
     device_order: Numbers = ()
     program: Command = ("tilenet",)
-    install: Lines = ()
+    note: Line = ""
     own_device: bool = False
 
 
@@ -240,6 +251,11 @@ def checked_machine(name: str, table: dict[str, Any]) -> Machine:
         raise TilenetError(
             f"{name}.launch.mpi must name srun's plug-in (pmi2 for mpich, pmix for Open MPI, "
             f"cray_shasta for Cray; got ''): without it each rank may be alone; {remedy}"
+        )
+    if launch.own_device and launch.gpu_option.startswith("--gres"):
+        raise TilenetError(
+            f"a rank gets a device of its own by --gpus-per-task, which goes with --gpus-per-node= "
+            f"({name}.launch.own_device: true, gpu_option: {launch.gpu_option}); {remedy}"
         )
     if launch.launcher == "hydra" and launch.scheduler != "pbs" and "-f" not in launch.step:
         raise TilenetError(
