@@ -5,10 +5,7 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 
 from tilenet.errors import TilenetError
-from tilenet.planning.advise import why_nothing_fits
-from tilenet.planning.fitting import find_fitting
 from tilenet.planning.machines import Machine
-from tilenet.planning.replan import question_again
 
 from .placement import Placement
 from .planned_job import PlannedJob
@@ -35,6 +32,11 @@ def job_of_least(path: Path, facts: Machine, least: int) -> PlannedJob:
     Raises:
         TilenetError: It is no plan, is of another machine, or does not fit so few nodes.
     """
+    # They load torch, which takes longer than all that other jobs need.
+    from tilenet.planning.advise import why_nothing_fits
+    from tilenet.planning.fitting import find_fitting
+    from tilenet.planning.replan import question_again
+
     question = question_again(path, least)
     if question.machine.name != facts.name:
         raise TilenetError(

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bench.gpu.gpu_part import Asked, Figures, wait
 from bench.report import Claim, Found, at_most
+from tilenet.choices import Checkpointing
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
-from tilenet.model.choices import Checkpointing
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe

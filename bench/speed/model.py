@@ -49,7 +49,7 @@ def layers(size: int, base: int, clock: str) -> list[list[float]]:
     from mpi4py import MPI
 
     from tilenet.model.network import build_network
-    from tilenet.parallel.pipeline import layer_times as measure
+    from tilenet.planning.time.measured import measure_layers
 
     if clock == "cpu":
         # of the clock that `measure_layers` reads
@@ -58,7 +58,7 @@ def layers(size: int, base: int, clock: str) -> list[list[float]]:
     network = build_network(layers_of(base, "none")).train()
     image = torch.randn(1, 4, size, size)
     MPI.COMM_WORLD.Barrier()
-    found = measure.measure_layers(network, image, "float32", repeats=7)
+    found = measure_layers(network, image, "float32", repeats=7)
     mine = np.array([(one.forward_s, one.backward_s) for one in found])
     total = np.zeros_like(mine)
     MPI.COMM_WORLD.Allreduce(mine, total)

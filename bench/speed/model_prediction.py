@@ -6,10 +6,10 @@ from typing import Any
 
 from tilenet.geometry.layers import Conv, Layer
 from tilenet.geometry.unet import NormKind, UNetOptions, unet_layers
-from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import Machine, machine
 from tilenet.planning.plan import Layout, Question
+from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.profile import Profile, ProfiledLayer
 from tilenet.planning.time.roofline import roofline
 

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 
 import tilenet
 from tilenet.adoption.adopt import Adopted, BatchNormMode
+from tilenet.choices import HaloMode
 from tilenet.errors import TilenetError
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.sweep import Sweeps, strip_edges
-from tilenet.model.choices import HaloMode
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.halo import HaloChannel

@@ -12,7 +12,7 @@ from tilenet.cli import plan as plan_command
 from tilenet.cli.profile import main
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import Network, build_network
-from tilenet.parallel.pipeline.layer_times import measure_layers
+from tilenet.planning.time.measured import measure_layers
 from tilenet.planning.time.profile import read_profile
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training import swap

@@ -41,3 +41,16 @@ def test_no_command_loads_what_its_work_does_not_need(tmp_path: Path) -> None:
     assert trained == "0 ['jinja2', 'jsonargparse', 'matplotlib']"
     assert loaded("predict", run, str(scene.image), made) == "0 []"
     assert loaded("evaluate", made, str(scene.labels)).splitlines()[-1] == "0 []"
+
+
+def test_a_job_is_written_without_torch() -> None:
+    """Which takes longer to load than all else that `tilenet job` does, on a busy login node."""
+    script = """
+import sys
+from tilenet.__main__ import main
+print(main(["job", "jobs/slurm/plan.json"]), "torch" in sys.modules)
+"""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    assert result.stdout.splitlines()[-1] == "0 False"

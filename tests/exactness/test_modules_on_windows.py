@@ -26,7 +26,7 @@ from tilenet.geometry.tiles import HaloRule
 from tilenet.library.whole_run import train
 from tilenet.mapping.blended import tiles_of_windows, window_ratio
 from tilenet.mapping.predict import Prediction, predict
-from tilenet.planning.memory.layer import countable
+from tilenet.planning.memory.map_limits import countable
 from tilenet.random_keys import key
 from tilenet.training.config.keys import AugmentKeys, MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile

@@ -12,7 +12,6 @@ from questions import every_balance
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.balance import (
     block_seconds,
     check_balance,
@@ -21,6 +20,7 @@ from tilenet.planning.balance import (
     likely_balance,
 )
 from tilenet.planning.machines import machine
+from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.roofline import roofline
 
 Matrix = NDArray[np.float64]

@@ -8,12 +8,12 @@ from questions import every_balance, every_plan, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
-from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.explain import answer
 from tilenet.planning.machines import machine
 from tilenet.planning.memory.flow import flow_bytes
 from tilenet.planning.plan import Question
 from tilenet.planning.search import Search
+from tilenet.planning.time.layer_time import LayerTime
 
 pytestmark = pytest.mark.usefixtures("fewer_layouts")
 

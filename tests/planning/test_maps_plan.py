@@ -18,7 +18,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.mapping.choose import decide_map
 from tilenet.planning.maps import GPU_STRIP_PX, MapQuestion, _tile_px, choose_map, plan_passes
 from tilenet.planning.memory.inference import inference_bytes
-from tilenet.planning.memory.layer import countable
+from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.memory.swept_maps import swept_bytes
 
 OPTIONS = UNetOptions(poolings=5, base=64, bands=4, classes=1, norm="instance")

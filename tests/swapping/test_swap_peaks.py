@@ -14,14 +14,15 @@ from test_dry_run import random_balance, random_network
 from test_swaps_in_flight import LateStreams, Never
 
 from tilenet.parallel.pipeline.host_store import HostStore
-from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.swap_in_forward import SwapInForward
 from tilenet.parallel.swap.swapper import Swapper
-from tilenet.planning.memory.layer import LayerBytes, layer_bytes
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.swap.layers import saving_layers
 from tilenet.planning.swap.plan import Demand, PartitionSwaps, Speeds, SwapPlan, plan_swaps
 from tilenet.planning.swap.threshold import simulate
+from tilenet.planning.time.layer_time import LayerTime
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from test_run_file import LEAST, a_run, read
 
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.memory.layer import check_weight_bytes
+from tilenet.planning.memory.map_limits import check_weight_bytes
 from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import (
     AugmentKeys,

@@ -4,7 +4,6 @@ With `--save` it becomes a checkpoint, of which maps are made.
 """
 
 import json
-import os
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -13,21 +12,21 @@ from typing import Any
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted
+from tilenet.choices import HaloMode
 from tilenet.cli.halo import MEANINGS
 from tilenet.cli.network_options import add_making, pair
 from tilenet.cli.options import Arguments, command
 from tilenet.cli.own_network import WHOLE_IMAGE, adopt_named, facts_of
-from tilenet.errors import TilenetError, UsageError
+from tilenet.errors import UsageError
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule
-from tilenet.library.predict import module_record
-from tilenet.model.choices import HaloMode
+from tilenet.library.untrained import save_untrained
 from tilenet.parallel.ranks.comm import world
 from tilenet.planning.explain import in_gib
-from tilenet.planning.memory.layer import check_map_sizes, layer_bytes
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.map_limits import check_map_sizes
 from tilenet.planning.memory.partition import PartitionBytes, partition_bytes
 from tilenet.planning.mesh import choose_mesh
-from tilenet.storage.checkpoints import save_checkpoint
 from tilenet.training.proof.alone import TilesProof, prove_over_tiles
 
 __all__ = ["main"]
@@ -45,7 +44,8 @@ def main(arguments: list[str]) -> None:
     module, adopted = adopt_named(options)
     proofs = _proofs(module, adopted, options.batch_norm or "frozen") if options.prove else []
     if options.save is not None:
-        _save(adopted, options)
+        statistics = options.mean, options.std
+        save_untrained(adopted, Path(options.save), options.classes, statistics)
     memory = {} if options.ranks is None else _memory(adopted, options)
     facts = facts_of(adopted)
     if options.json:
@@ -110,22 +110,6 @@ def _memory_line(item: tuple[str, PartitionBytes]) -> str:
         f"memory of a rank       {mode}: {in_gib(held.total)} GiB (feature maps {maps}, weights "
         f"and gradients {weights}, adamw {optimizer})"
     )
-
-
-def _save(adopted: Adopted, options: Namespace) -> None:
-    """Write a checkpoint of the network, as of a run that made no step.
-
-    Raises:
-        TilenetError: The folder holds a run, or cannot be written; names or statistics are other
-            than the network's channels.
-    """
-    folder, bands = Path(options.save), tuple(range(1, adopted.bands + 1))
-    statistics = options.mean, options.std
-    record = module_record(adopted, adopted.name, bands, options.classes, statistics)
-    if os.path.lexists(folder / "last"):
-        raise TilenetError(f"a run is not overwritten ({folder} holds one); name another folder")
-    weights = adopted.module_state(adopted.network().state_dict())
-    save_checkpoint(folder, 0, weights, record.to_json(), {}, {"step": 0})
 
 
 SHOWN: tuple[str, ...] = ("bands", "classes", "num_layers", "num_parameters", "alignment_px")

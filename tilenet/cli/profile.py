@@ -21,12 +21,12 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.tiles import check_cells
 from tilenet.geometry.unet import unet_layers
 from tilenet.geometry.windows import Window
-from tilenet.model.choices import parameter_dtype
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import build_network
-from tilenet.parallel.pipeline.layer_times import measure_layers
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices
 from tilenet.parallel.ranks.tf32 import has_tf32, tf32_if_asked
 from tilenet.planning.machines import PRECISIONS
+from tilenet.planning.time.measured import measure_layers
 from tilenet.planning.time.profile import Profile, ProfiledLayer
 from tilenet.storage.atomic import write_aside
 

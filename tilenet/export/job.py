@@ -20,7 +20,7 @@ from tilenet.geometry.coordinates import Coordinates
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
 from tilenet.mapping.map_source import load_network
 from tilenet.mapping.writing.target import check_target
-from tilenet.model.choices import parameter_dtype
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.storage.atomic import put, write_aside
 from tilenet.storage.checkpoints import WEIGHTS
 from tilenet.storage.network_json import NetworkRecord

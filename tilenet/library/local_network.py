@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tilenet.adoption.adopt import Adopted
 from tilenet.errors import TilenetError
-from tilenet.model.choices import parameter_dtype
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network, network_to_fill
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe

@@ -24,7 +24,7 @@ from tilenet.library.names import check_names
 from tilenet.library.run import Run
 from tilenet.mapping.predict import predict as predict_file
 from tilenet.mapping.prediction import Prediction, UnsavedNetwork
-from tilenet.model.choices import parameter_dtype
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import load_weights, network_to_fill
 from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
 from tilenet.parallel.ranks.meeting import check_alike

@@ -16,7 +16,7 @@ from tilenet.geometry.opaque import Opaque
 from tilenet.geometry.tiles import Cut, HaloRule, Span, Tile, Tiling, cut
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.planning.memory.layer import countable
+from tilenet.planning.memory.map_limits import countable
 
 __all__ = ["BlendedWindows", "tiles_of_windows", "window_ratio"]
 

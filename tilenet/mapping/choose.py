@@ -9,7 +9,7 @@ from tilenet.geometry.opaque import Opaque
 from tilenet.mapping.blended import tiles_of_windows, window_ratio
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.planning.maps import GPU_STRIP_PX, MapPlan, MapQuestion, choose_map
-from tilenet.planning.memory.layer import check_map_sizes
+from tilenet.planning.memory.map_limits import check_map_sizes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -19,7 +19,7 @@ from tilenet.mapping.fingerprint import describe_files, hash_file, list_files
 from tilenet.mapping.mapper import Computed, Mapper, Output
 from tilenet.mapping.prediction import Prediction, UnsavedNetwork
 from tilenet.mapping.turns import Turned, turns_of
-from tilenet.model.choices import parameter_dtype
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network, check_weight_count, load_weights, network_to_fill
 from tilenet.model.opaque import opaque_network
 from tilenet.planning.maps import MapQuestion

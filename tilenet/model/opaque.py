@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tilenet.model.choices import parameter_dtype
 from tilenet.model.dropout import MaskKey
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network
 from tilenet.model.skips import origin_under_way
 from tilenet.random_keys import key

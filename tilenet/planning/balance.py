@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
-from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.machines import machine
+from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.roofline import roofline
 
 __all__ = [

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeVar
 
+from tilenet.choices import Checkpointing, HaloMode, Pipelining
 from tilenet.geometry.halo import context_of, norm_context
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
-from tilenet.model.choices import Checkpointing, HaloMode, Pipelining
 
 __all__ = [
     "batch_obstacle", "device_obstacle", "flow_obstacle", "mini_batch_sizes", "most_micro_batches",

@@ -8,15 +8,15 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.choices import Checkpointing, HaloMode
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
-from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.planning.balance import block_seconds, without_cuts
 from tilenet.planning.compatibility import mini_batch_sizes, most_micro_batches, most_stacked
 from tilenet.planning.memory.flow import flow_bytes
-from tilenet.planning.memory.layer import LayerBytes, layer_bytes
-from tilenet.planning.memory.partition import block_bytes, partition_bytes
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.partition import Costs, block_bytes, partition_bytes
 from tilenet.planning.memory.states import OPTIMIZER_STATES, sharers, states_kept
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
@@ -174,7 +174,7 @@ class Estimator:
         pixels = self.tiles_per_rank(layout.grid, layout.partitions) * rows * cols * ranks
         return pixels * (2 * asked.options.bands + 1) / asked.machine.file_bandwidth
 
-    def _costs(self, shape: Shape) -> tuple[LayerBytes, ...]:
+    def _costs(self, shape: Shape) -> Costs:
         asked, (stacked, rows, cols) = self.question, shape
         mode: HaloMode = "exchange" if self.rule.exchanged else "overlap"
         return layer_bytes(self.layers, rows, cols, asked.precision, stacked, mode)

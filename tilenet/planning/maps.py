@@ -25,7 +25,7 @@ from tilenet.geometry.sweep import maps_before
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut
 from tilenet.planning.kept_maps import kept_maps
 from tilenet.planning.memory.inference import inference_bytes
-from tilenet.planning.memory.layer import countable
+from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.mesh import choose_mesh
 

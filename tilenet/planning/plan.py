@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tilenet.choices import Checkpointing, Pipelining
 from tilenet.errors import TilenetError
 from tilenet.geometry.layer_json import check_layers, layer_from_json, layer_to_json
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.model.choices import Checkpointing, Pipelining
 from tilenet.planning.machines import Machine
 from tilenet.planning.swap.plan import SwapPlan
 from tilenet.planning.time.profile import Profile

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from tilenet.choices import Checkpointing, Pipelining
 from tilenet.errors import TilenetError
-from tilenet.model.choices import Checkpointing, Pipelining
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.machines import PRECISIONS, checked_machine
 from tilenet.planning.memory.states import OPTIMIZER_STATES

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import inf, prod
 
+from tilenet.choices import Checkpointing, HaloMode
 from tilenet.errors import TilenetError
 from tilenet.geometry.maps import output_size
 from tilenet.geometry.tiles import Cut, check_cells, cut
 from tilenet.geometry.windows import Window
-from tilenet.model.choices import Checkpointing, HaloMode
 from tilenet.planning.balance import (
     check_balance,
     check_partitions,
@@ -22,7 +22,7 @@ from tilenet.planning.balance import (
 from tilenet.planning.bounds import Bounds
 from tilenet.planning.compatibility import flow_obstacle, whole_image
 from tilenet.planning.estimate import Estimator
-from tilenet.planning.memory.layer import countable
+from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.plan import Layout, Plan, Question, round_seconds
 
 __all__ = ["Search", "check_question"]

@@ -11,8 +11,7 @@ from itertools import accumulate, pairwise
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.sweep import sweep
-from tilenet.model.choices import parameter_dtype
-from tilenet.parallel.pipeline.layer_times import LayerTime
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.planning.balance import block_seconds, least_time, most_partitions, without_cuts
 from tilenet.planning.compatibility import sweep_obstacle, whole_image
 from tilenet.planning.estimate import Estimator
@@ -26,6 +25,7 @@ from tilenet.planning.memory.trained_sweeps import (
 )
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
 from tilenet.planning.search import check_question
+from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.messages import halo_times
 from tilenet.planning.time.roofline import ITEM_BYTES
 

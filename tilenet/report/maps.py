@@ -14,7 +14,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import Tile, halo_rule
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Mapper
-from tilenet.model.choices import parameter_dtype
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import load_weights, network_to_fill
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.tf32 import tf32_if_asked

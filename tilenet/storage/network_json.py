@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, get_args
 
+from tilenet.choices import Precision
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context, context_of
 from tilenet.geometry.layer_json import (
@@ -15,7 +16,6 @@ from tilenet.geometry.layer_json import (
 )
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.opaque import Opaque, opaque_of
-from tilenet.model.choices import Precision
 from tilenet.storage.class_names import check_class_names
 
 __all__ = ["NetworkRecord"]

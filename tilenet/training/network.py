@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from tilenet.geometry.by_place import by_place
-from tilenet.model.choices import parameter_dtype
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network, build_network
 from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network

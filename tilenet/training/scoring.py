@@ -26,7 +26,7 @@ from tilenet.mapping.choose import decide_map
 from tilenet.mapping.job import MapJob, Placement
 from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.scoring_sinks import CountingSink, NumbersSink, ScoringSink
-from tilenet.model.choices import parameter_dtype
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.loss import Loss
 from tilenet.model.network import Network, network_to_score
 from tilenet.parallel.health.watchdog import SLOW

@@ -7,12 +7,12 @@ from math import prod
 from torch import Tensor
 
 from tilenet.adoption.adopt import Adopted
+from tilenet.choices import Checkpointing, HaloMode, Pipelining
 from tilenet.data.crops import cell_side
 from tilenet.errors import TilenetError
 from tilenet.geometry.maps import output_size
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut, halo_rule
-from tilenet.model.choices import Checkpointing, HaloMode, Pipelining
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.planning.compatibility import (
     batch_obstacle,
@@ -24,7 +24,7 @@ from tilenet.planning.compatibility import (
     obstacle,
     whole_image,
 )
-from tilenet.planning.memory.layer import check_map_sizes, check_weight_bytes
+from tilenet.planning.memory.map_limits import check_map_sizes, check_weight_bytes
 from tilenet.planning.memory.trained_sweeps import averaged_sweeps, plan_sweeps
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
 from tilenet.storage.network_json import NetworkRecord

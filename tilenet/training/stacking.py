@@ -13,7 +13,8 @@ import torch
 
 from tilenet.geometry.layers import Norm
 from tilenet.planning.compatibility import most_micro_batches, most_stacked
-from tilenet.planning.memory.layer import countable, layer_bytes
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.mesh import most_tiles
 from tilenet.training.config.keys import OptimizerKeys

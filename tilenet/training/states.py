@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
 from tilenet.model.average import WeightAverage
-from tilenet.model.choices import parameter_dtype
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network
 from tilenet.parallel.sums.shares import Part, Shares
 from tilenet.planning.memory.states import sharers

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from tilenet.errors import TilenetError
-from tilenet.model.choices import parameter_dtype
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import build_network
 from tilenet.parallel.health.progress import say
-from tilenet.parallel.pipeline.layer_times import LayerTime, measure_layers
 from tilenet.parallel.pipeline.swaps import PipeSwaps, fetched_ahead
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
@@ -21,6 +20,8 @@ from tilenet.parallel.swap.copies import measure_bandwidth
 from tilenet.planning.machines import machine
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.swap.plan import Demand, Speeds, SwapPlan, plan_swaps
+from tilenet.planning.time.layer_time import LayerTime
+from tilenet.planning.time.measured import measure_layers
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.config.keys import SwappingKeys
 from tilenet.training.setup import RunPlan

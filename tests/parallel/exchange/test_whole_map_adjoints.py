@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torchgpipe.skip.layout import inspect_skip_layout
 from torchgpipe.skip.tracker import use_skip_tracker
 
+from tilenet.choices import HaloMode
 from tilenet.geometry.layers import Conv, Expand, GlobalPool, Layer, Pool, Stash, Upsample
 from tilenet.geometry.tiles import HaloRule, Span, Tiling
 from tilenet.geometry.windows import Window
-from tilenet.model.choices import HaloMode
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin, OriginTracker
 from tilenet.parallel.exchange.halo import part_of

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchgpipe import phony
 
+from tilenet.choices import Checkpointing
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.maps import map_shapes
-from tilenet.model.choices import Checkpointing, parameter_dtype
 from tilenet.model.dropout import MaskKey
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.gpipe import Copy, SkipTrackerThroughPotals
 from tilenet.model.in_place import in_place
 from tilenet.model.loss import cross_entropy, pixel_weight

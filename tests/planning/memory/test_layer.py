@@ -15,15 +15,9 @@ from tilenet.geometry.layers import Activation, Conv, Dropout, Join, Norm, Pool,
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.planning.memory.layer import (
-    cast_parameters,
-    check_map_sizes,
-    largest_map,
-    layer_bytes,
-    measure,
-    parameter_dtype,
-)
+from tilenet.planning.memory.layer import cast_parameters, layer_bytes, measure, parameter_dtype
 from tilenet.planning.memory.live import LiveBytes
+from tilenet.planning.memory.map_limits import check_map_sizes, largest_map
 from tilenet.planning.memory.partition import partition_bytes
 
 PRECISIONS = ["float32", "float64", "bfloat16", "float16"]

@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import _pop_mode_temporarily
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.model.network import build_network
-from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.memory.layer import cast_parameters, layer_bytes, parameter_dtype
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.swap.layers import saving_layers
 from tilenet.planning.swap.threshold import simulate
+from tilenet.planning.time.layer_time import LayerTime
 
 PRECISIONS = ["float32", "float64", "bfloat16"]
 

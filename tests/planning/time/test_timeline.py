@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.model.choices import Checkpointing
+from tilenet.choices import Checkpointing
 from tilenet.planning.time.timeline import Event, Timeline, simulate
 
 # Y. Huang et al., "GPipe", 2019, figure 2(c), its devices from the top to the bottom

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from tilenet.choices import HaloMode
 from tilenet.geometry.by_place import by_place
 from tilenet.geometry.layers import Layer, Norm
-from tilenet.model.choices import HaloMode
 from tilenet.model.network import Network
 from tilenet.parallel.exchange.layers import SpatialContext, spatial_layer
 from tilenet.parallel.exchange.norm import WholeImageNorm

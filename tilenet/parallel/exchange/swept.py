@@ -45,7 +45,7 @@ from tilenet.geometry.sweep import (
 )
 from tilenet.geometry.windows import Window
 from tilenet.model.cellwise import CellwiseModule
-from tilenet.model.choices import AUTOCAST
+from tilenet.model.dtypes import AUTOCAST
 from tilenet.model.modules import BatchNorm, out_of_place
 from tilenet.model.network import Network
 from tilenet.model.resample import AxisPlace, resampled

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tilenet.model.choices import AUTOCAST
+from tilenet.model.dtypes import AUTOCAST
 from tilenet.model.modules import out_of_place
 
 __all__ = ["Partition"]

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilenet.model.choices import Checkpointing
+from tilenet.choices import Checkpointing
 from tilenet.model.gpipe import (
     AbstractStream,
     Batch,

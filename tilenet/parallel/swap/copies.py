@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 from tilenet.parallel.swap.host_pool import SlabPart, Slabs
+from tilenet.parallel.swap.in_flight import must_wait
 from tilenet.parallel.swap.statistics import SwapStatistics
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "HostCopies",
     "HostCopy",
     "measure_bandwidth",
-    "must_wait",
 ]
 
 
@@ -115,20 +115,6 @@ class CopyStreams:
             out, back = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
             self._of[device] = (out, back)
         return self._of[device]
-
-
-MOST_IN_FLIGHT = 4  # copies out of a device
-
-
-def must_wait(count: int, num_bytes: float, most_bytes: float) -> bool:
-    """Whether computing waits for the oldest copy out of a device, here and in a planned step.
-
-    Args:
-        count: Copies under way.
-        num_bytes: Their bytes; the memory of each comes back when it is done.
-        most_bytes: Bytes that the plan leaves to them.
-    """
-    return count > MOST_IN_FLIGHT or num_bytes > most_bytes
 
 
 class _Leaving:

@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.model.choices import Checkpointing
-from tilenet.planning.memory.layer import LayerBytes
+from tilenet.choices import Checkpointing
+from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.skips import find_skips
 from tilenet.planning.memory.walk import Walk
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 
-from tilenet.model.choices import Checkpointing
+from tilenet.choices import Checkpointing
 from tilenet.planning.memory.partition import PartitionBytes
 
 __all__ = ["device_bytes"]

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from tilenet.model.choices import Checkpointing
-from tilenet.planning.memory.layer import LayerBytes
+from tilenet.choices import Checkpointing
+from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.partition import PartitionBytes, partition_bytes
 from tilenet.planning.memory.skips import find_skips
 

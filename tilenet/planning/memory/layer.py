@@ -1,4 +1,4 @@
-"""What each layer of a network costs in bytes, layer by layer on tensors without memory.
+"""Measure what each layer of a network costs in bytes, on tensors without memory.
 
 Each distinct layer (kind, channels, input size, dtype) is measured once. What is noted suffices to
 put the peak of any consecutive layers together (`partition.py`): what stays for backward,
@@ -11,7 +11,6 @@ A layer runs forward and backward between a source that makes its input and a si
 output's gradient, as neighbours in a network would, under `LiveBytes`.
 """
 
-import os
 import weakref
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tilenet.errors import TilenetError
+from tilenet.choices import HaloMode
 from tilenet.geometry.layers import (
     Cellwise,
     Conv,
@@ -35,62 +34,16 @@ from tilenet.geometry.layers import (
 )
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.ownership import takes_copy
-from tilenet.model.choices import AUTOCAST, HaloMode, parameter_dtype
 from tilenet.model.dropout import MaskKey
+from tilenet.model.dtypes import AUTOCAST, parameter_dtype
 from tilenet.model.gpipe import use_own_skips
 from tilenet.model.in_place import in_place
 from tilenet.model.network import build_layer
 from tilenet.model.skips import stash_layer
+from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.live import LiveBytes
 
-__all__ = [
-    "Case", "LayerBytes", "cast_parameters", "check_map_sizes", "check_weight_bytes", "countable",
-    "largest_map", "layer_bytes", "measure",
-]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LayerBytes:
-    """What one layer costs for one micro-batch, in bytes.
-
-    Attributes:
-        parameters: Trained values.
-        buffers: Running statistics.
-        input: The map that comes in.
-        output: The map that goes out.
-        elements: Elements of the output.
-        in_place: Whether the output lies where the input lay.
-        saved: Kept for backward besides input and output.
-        keeps_input: Whether backward needs the input.
-        keeps_output: Whether backward needs the output.
-        forward: Most bytes above what lived before, the output among them.
-        backward: Most bytes above what lived before, the output's gradient among the latter, where
-            [0] neither input nor that gradient is held from outside, [1] the input is,
-            [2] the gradient is, [3] both are.
-        gradient: Storage of the input's gradient.
-        skip_gradients: For a join, the storage that each kept map's gradient holds until the stash,
-            and its number, by which storages are told apart.
-        shares_gradient: For a join, whether one of these is that of the input's gradient too.
-        first: The same as the first layer of a partition, where that differs: an activation is
-            never in place there, and an image wants a gradient in all micro-batches but the first.
-    """
-
-    layer: Layer
-    parameters: int
-    buffers: int
-    input: int
-    output: int
-    elements: int
-    in_place: bool
-    saved: int
-    keeps_input: bool
-    keeps_output: bool
-    forward: int
-    backward: tuple[int, int, int, int]
-    gradient: int
-    skip_gradients: tuple[tuple[int, int], ...] = ()
-    shares_gradient: bool = False
-    first: "LayerBytes | None" = None
+__all__ = ["Case", "cast_parameters", "layer_bytes", "measure"]
 
 
 @dataclass(frozen=True)
@@ -356,58 +309,3 @@ def _halo(layer: Layer, cells: int) -> tuple[int, int]:
     else:
         around = -layer.needs(0, layer.factor - 1)[0] if isinstance(layer, Upsample) else 0
     return around, around
-
-
-LARGEST_MAP = 2**31
-
-
-def largest_map(
-    layers: tuple[Layer, ...], height: int, width: int, batch: int = 1
-) -> tuple[int, int]:
-    """Number of the layer whose output has the most elements, and how many.
-
-    The input counts as the output of the first layer where it is the largest.
-    """
-    elements = [shape.num_elements * batch for shape in map_shapes(layers, height, width)]
-    largest = max(range(len(elements)), key=elements.__getitem__)
-    return max(0, largest - 1), elements[largest]
-
-
-def countable(layers: tuple[Layer, ...], height: int, width: int, batch: int = 1) -> bool:
-    """Whether torch's kernels, many of which count with 32 bits, can index all maps."""
-    return largest_map(layers, height, width, batch)[1] < LARGEST_MAP
-
-
-def check_map_sizes(layers: tuple[Layer, ...], height: int, width: int, batch: int = 1) -> None:
-    """Refuse maps that many of torch's kernels cannot index.
-
-    Raises:
-        TilenetError: A map has 2³¹ elements or more.
-    """
-    index, elements = largest_map(layers, height, width, batch)
-    if elements >= LARGEST_MAP:
-        raise TilenetError(
-            f"a feature map must have fewer than 2³¹ elements, which kernels count with 32 bits "
-            f"(layer {index}, {layers[index].kind}: {elements} elements for {batch} × {height} × "
-            f"{width} px); use "
-            + (
-                "smaller tiles"
-                if batch == 1
-                else "more ranks, or fewer or smaller images in a step"
-            )
-        )
-
-
-def check_weight_bytes(layers: tuple[Layer, ...]) -> None:
-    """Refuse networks whose weights alone, in float32, are more than this machine's memory.
-
-    Raises:
-        TilenetError: With both sizes.
-    """
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    needed = 4 * sum(layer.num_parameters for layer in layers)
-    if needed > there:
-        raise TilenetError(
-            f"a rank holds all weights of the network (weights alone: {needed / 2**30:.1f} GiB, "
-            f"memory: {there / 2**30:.1f} GiB); lower network.base or network.kernel"
-        )

@@ -18,13 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.model.choices import Checkpointing
+from tilenet.choices import Checkpointing
 from tilenet.planning.memory.block import blocks_from
-from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.skips import find_skips
 from tilenet.planning.memory.states import state_bytes, states_kept
 
-__all__ = ["PartitionBytes", "block_bytes", "partition_bytes"]
+__all__ = ["Costs", "PartitionBytes", "block_bytes", "partition_bytes"]
+
+Costs = Sequence[LayerBytes]
+"""Of a network's layers, in order."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class PartitionBytes:
 
 
 def partition_bytes(
-    costs: Sequence[LayerBytes],
+    costs: Costs,
     balance: Sequence[int],
     micro_batches: int,
     checkpointing: Checkpointing,
@@ -112,7 +115,7 @@ def partition_bytes(
 
 
 def block_bytes(
-    costs: Sequence[LayerBytes],
+    costs: Costs,
     micro_batches: int,
     checkpointing: Checkpointing,
     optimizer: str = "adamw",
@@ -159,7 +162,7 @@ def _waiting_gradients(micro_batches: int, distance: int) -> int:
     return min(micro_batches, distance + 1) - 1
 
 
-def _fixed(costs: Sequence[LayerBytes], optimizer: str, sharers: int) -> tuple[int, int, int]:
+def _fixed(costs: Costs, optimizer: str, sharers: int) -> tuple[int, int, int]:
     """Bytes of parameters and running statistics, of gradients, and of the optimizer's states."""
     parameters = sum(cost.parameters for cost in costs)
     buffers = sum(cost.buffers for cost in costs)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilenet.geometry.layers import Stash
-from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.layer_cost import LayerBytes
 
 __all__ = ["Skip", "find_skips"]
 

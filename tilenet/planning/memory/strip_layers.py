@@ -4,7 +4,7 @@ from tilenet.geometry.by_place import by_corners
 from tilenet.geometry.layers import Conv, Layer, Pool, TransposedConv, Upsample
 from tilenet.geometry.maps import MapShape
 from tilenet.geometry.sweep import Rows
-from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.layer_cost import LayerBytes
 
 __all__ = ["WEIGHT_BYTES", "cast_bytes", "copied_cols", "forward_bytes"]
 

@@ -22,7 +22,7 @@ from tilenet.geometry.sweep import (
     row_readers,
     sweep,
 )
-from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.strip_layers import (
     WEIGHT_BYTES,
     cast_bytes,

@@ -15,7 +15,8 @@ from tilenet.geometry.layers import GlobalPool, Layer
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import Sweeps, maps_before, strip_edges
 from tilenet.planning.kept_maps import kept_maps
-from tilenet.planning.memory.layer import LayerBytes, layer_bytes
+from tilenet.planning.memory.layer import layer_bytes
+from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.swept_training import SweptBackward
 
 __all__ = [

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.geometry.layers import Join, Stash
-from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.layer_cost import LayerBytes
 
 __all__ = ["Walk"]
 

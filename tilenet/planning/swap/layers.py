@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.parallel.pipeline.layer_times import LayerTime
-from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.skips import find_skips
 from tilenet.planning.memory.walk import Walk
+from tilenet.planning.time.layer_time import LayerTime
 
 __all__ = ["NO_LAYER", "SavingLayer", "saving_layers"]
 

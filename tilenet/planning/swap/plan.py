@@ -12,14 +12,14 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from tilenet.model.choices import Checkpointing
-from tilenet.parallel.pipeline.layer_times import LayerTime
+from tilenet.choices import Checkpointing
 from tilenet.planning.memory.device import device_bytes
-from tilenet.planning.memory.layer import LayerBytes
+from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.partition import PartitionBytes, partition_bytes
 from tilenet.planning.memory.skips import find_skips
 from tilenet.planning.swap.layers import saving_layers
 from tilenet.planning.swap.threshold import choose, simulate
+from tilenet.planning.time.layer_time import LayerTime
 
 __all__ = ["MIN_BYTES", "Demand", "PartitionSwaps", "Speeds", "SwapPlan", "plan_swaps"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from tilenet.parallel.swap.copies import must_wait
+from tilenet.parallel.swap.in_flight import must_wait
 from tilenet.planning.swap.layers import SavingLayer
 
 __all__ = ["Threshold", "choose", "simulate"]

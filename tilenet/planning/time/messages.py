@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilenet.geometry.layers import Layer, Norm
 from tilenet.geometry.ownership import LayerHalo, halo_of, tiling_shares
 from tilenet.geometry.tiles import Tiling
-from tilenet.parallel.pipeline.layer_times import LayerTime
+from tilenet.planning.time.layer_time import LayerTime
 
 __all__ = ["Link", "Times", "halo_times", "norm_times", "together"]
 

@@ -25,8 +25,8 @@ from tilenet.geometry.layers import (
     Upsample,
 )
 from tilenet.geometry.maps import MapShape, map_shapes
-from tilenet.parallel.pipeline.layer_times import LayerTime
 from tilenet.planning.machines import Machine
+from tilenet.planning.time.layer_time import LayerTime
 
 __all__ = ["ITEM_BYTES", "roofline"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from tilenet.model.choices import Checkpointing
+from tilenet.choices import Checkpointing
 
 __all__ = ["Event", "Timeline", "simulate", "simulate_flow"]
 

@@ -10,9 +10,9 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
+from tilenet.choices import Checkpointing, HaloMode, Pipelining, Precision
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Part
-from tilenet.model.choices import Checkpointing, HaloMode, Pipelining, Precision
 from tilenet.model.loss import Loss
 from tilenet.model.loss_scale import LossScale
 from tilenet.planning.estimate import READ_AHEAD

@@ -12,7 +12,7 @@ from tilenet.data.rasters.raster import Pixels, Raster
 from tilenet.geometry.symmetries import Symmetry
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window
-from tilenet.model.choices import parameter_dtype
+from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.inputs import standardise
 from tilenet.model.radiometry import Radiometry
 from tilenet.storage.network_json import NetworkRecord

@@ -2,9 +2,7 @@
 
 from typing import Literal
 
-import torch
-
-__all__ = ["AUTOCAST", "Checkpointing", "HaloMode", "Pipelining", "Precision", "parameter_dtype"]
+__all__ = ["Checkpointing", "HaloMode", "Pipelining", "Precision"]
 
 HaloMode = Literal["overlap", "exchange", "sweep", "windows"]
 """How tiles get their context: they read it, or layers exchange halos; swept tiles read it, and go
@@ -19,10 +17,3 @@ as its loss is known, while others still go forward."""
 
 Precision = Literal["float32", "tf32", "float64", "bfloat16", "float16"]
 """The last two under autocast, with parameters in float32; `tf32` rounds what is multiplied."""
-
-AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def parameter_dtype(precision: str) -> torch.dtype:
-    """Dtype of parameters and input; autocast makes the rest of it."""
-    return torch.float64 if precision == "float64" else torch.float32

@@ -3,30 +3,17 @@
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from tilenet.model.choices import AUTOCAST
+from tilenet.model.dtypes import AUTOCAST
 from tilenet.model.gpipe import Batch, Namespace, SkipTracker, use_skip_tracker
 from tilenet.model.network import Network
+from tilenet.planning.time.layer_time import LayerTime
 
-__all__ = ["LayerTime", "measure_layers"]
-
-
-@dataclass(frozen=True)
-class LayerTime:
-    """Seconds of one layer for one micro-batch.
-
-    Attributes:
-        forward_s: Forward.
-        backward_s: Backward: gradients of the weights and of the input.
-    """
-
-    forward_s: float
-    backward_s: float
+__all__ = ["measure_layers"]
 
 
 def measure_layers(

@@ -1,0 +1,51 @@
+"""What a layer costs in bytes, as `layer.py` measures it and peaks are put together from."""
+
+from dataclasses import dataclass
+
+from tilenet.geometry.layers import Layer
+
+__all__ = ["LayerBytes"]
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """What one layer costs for one micro-batch, in bytes.
+
+    Attributes:
+        parameters: Trained values.
+        buffers: Running statistics.
+        input: The map that comes in.
+        output: The map that goes out.
+        elements: Elements of the output.
+        in_place: Whether the output lies where the input lay.
+        saved: Kept for backward besides input and output.
+        keeps_input: Whether backward needs the input.
+        keeps_output: Whether backward needs the output.
+        forward: Most bytes above what lived before, the output among them.
+        backward: Most bytes above what lived before, the output's gradient among the latter, where
+            [0] neither input nor that gradient is held from outside, [1] the input is,
+            [2] the gradient is, [3] both are.
+        gradient: Storage of the input's gradient.
+        skip_gradients: For a join, the storage that each kept map's gradient holds until the stash,
+            and its number, by which storages are told apart.
+        shares_gradient: For a join, whether one of these is that of the input's gradient too.
+        first: The same as the first layer of a partition, where that differs: an activation is
+            never in place there, and an image wants a gradient in all micro-batches but the first.
+    """
+
+    layer: Layer
+    parameters: int
+    buffers: int
+    input: int
+    output: int
+    elements: int
+    in_place: bool
+    saved: int
+    keeps_input: bool
+    keeps_output: bool
+    forward: int
+    backward: tuple[int, int, int, int]
+    gradient: int
+    skip_gradients: tuple[tuple[int, int], ...] = ()
+    shares_gradient: bool = False
+    first: "LayerBytes | None" = None
