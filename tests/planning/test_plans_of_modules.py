@@ -48,6 +48,13 @@ def a_question(seed: int) -> Question:
     return replace(asked, options=options, epsilon_px=0, halo="exact", machine=facts)
 
 
+@cache
+def every_plan(seed: int) -> tuple[Search, list[Plan | None]]:
+    """Of all layouts; None: it does not fit."""
+    search = Search(a_question(seed))
+    return search, [search.plan(layout) for layout in search.layouts()]
+
+
 def legal(layers: tuple[Layer, ...], balance: tuple[int, ...], network: OwnNetwork) -> bool:
     cuts = set(accumulate(balance[:-1]))
     return not any(first < cut <= last for first, last in network.together.values() for cut in cuts)
@@ -55,8 +62,7 @@ def legal(layers: tuple[Layer, ...], balance: tuple[int, ...], network: OwnNetwo
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_best_are_those_of_all_layouts(seed: int) -> None:
-    search = Search(a_question(seed))
-    plans = [search.plan(layout) for layout in search.layouts()]
+    search, plans = every_plan(seed)
     wanted = sorted(plan.step_s for plan in plans if plan is not None)
     found = search.best(3)
     assert [plan.step_s for plan in found] == wanted[:3]
@@ -75,8 +81,7 @@ def test_the_best_are_those_of_all_layouts(seed: int) -> None:
 def test_memory_decides_in_some_of_these_questions() -> None:
     fitting = []
     for seed in SEEDS:
-        search = Search(a_question(seed))
-        plans = [search.plan(layout) for layout in search.layouts()]
+        _, plans = every_plan(seed)
         fitting.append(sum(plan is not None for plan in plans) / len(plans))
     assert sum(0 < share < 1 for share in fitting) > 3
 

@@ -125,7 +125,7 @@ def test_steps_stay_within_their_limits(tmp_path: Path, mode: Any) -> None:
         balance = random_balance(draw, len(layers), 3) if seed % 2 else [len(layers)]
         many = draw.randint(1, 4)
         if mode == "always":  # what waits are inputs and skips of many micro-batches
-            third, many = len(layers) // 3, draw.randint(6, 12)
+            third, many = len(layers) // 3, draw.randint(4, 7)
             balance = [third, third, len(layers) - 2 * third]
         case: dict[str, Any] = {
             "layers": layers,

@@ -23,6 +23,7 @@ from tilenet.training.config.run_file import RunFile
 pytestmark = pytest.mark.ranks(1, 2)
 
 ALL = SwappingKeys(min_mib=0)
+Outcome = tuple[list[dict[str, str]], dict[str, Any]]
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
     "micro-batches": {"micro_batches": 3},
@@ -33,12 +34,13 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def a_run(comm: MPI.Intracomm, path: Path, keys: NetworkKeys, **more: Any) -> RunFile:
-    scene = random_scene(path, (97, 131), 1, write=comm.rank == 0)
+    """Two steps of six tiles: a second step swaps to what the first has given back."""
+    scene = random_scene(path, (61, 83), 1, write=comm.rank == 0)
     comm.Barrier()
-    return run_file(path, [scene], keys, **{"tiles": TileKeys(3, 4), **more})
+    return replace(run_file(path, [scene], keys, **{"tiles": TileKeys(2, 3), **more}), steps=2)
 
 
-def outcome(run: RunFile, comm: MPI.Intracomm) -> tuple[list[dict[str, str]], dict[str, Any]]:
+def outcome(run: RunFile, comm: MPI.Intracomm) -> Outcome:
     """Rows of history, and weights."""
     assert train(run, comm=comm) == 0
     comm.Barrier()
@@ -49,15 +51,13 @@ def outcome(run: RunFile, comm: MPI.Intracomm) -> tuple[list[dict[str, str]], di
     return rows, weights
 
 
-def check_same(
-    comm: MPI.Intracomm, run: RunFile, swapped: RunFile
-) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    rows, wanted = outcome(run, comm)
-    found, weights = outcome(replace(swapped, output=run.output + "-swapped"), comm)
-    assert [row["loss"] for row in found] == [row["loss"] for row in rows]
-    assert weights.keys() == wanted.keys()
-    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
-    return rows, found
+def outcome_of_swapping(run: RunFile, comm: MPI.Intracomm, wanted: Outcome) -> Outcome:
+    """Of a run that swaps: the same as wanted."""
+    found = outcome(replace(run, output=f"{run.output}-{run.swap}"), comm)
+    assert [row["loss"] for row in found[0]] == [row["loss"] for row in wanted[0]]
+    assert found[1].keys() == wanted[1].keys()
+    assert all(torch.equal(found[1][name], weight) for name, weight in wanted[1].items())
+    return found
 
 
 @pytest.mark.ranks(1)
@@ -67,8 +67,9 @@ def test_swapping_everything(
     comm: MPI.Intracomm, shared_path: Path, name: str, pipeline: str
 ) -> None:
     run = a_run(comm, shared_path, NETWORKS[name], **RUNS[pipeline])
-    rows, found = check_same(comm, run, replace(run, swap="all", swapping=ALL))
-    assert all(row["swap_out_count"] == "0" for row in rows)
+    wanted = outcome(run, comm)
+    found, _ = outcome_of_swapping(replace(run, swap="all", swapping=ALL), comm, wanted)
+    assert all(row["swap_out_count"] == "0" for row in wanted[0])
     assert all(int(row["swap_out_bytes"]) > 0 < int(row["swap_in_bytes"]) for row in found)
     assert all(int(row["peak_host_bytes"]) > 0 for row in found)
 
@@ -82,7 +83,8 @@ def test_with_halos_exchanged(
     keys = replace(NETWORKS["same-nearest"], norm=norm)
     more = {**RUNS[pipeline], "micro_batches": 1, "tiles": TileKeys(), "halo_mode": "exchange"}
     run = a_run(comm, shared_path, keys, **more)
-    _, found = check_same(comm, run, replace(run, swap="all", swapping=ALL))
+    swapping = replace(run, swap="all", swapping=ALL)
+    found, _ = outcome_of_swapping(swapping, comm, outcome(run, comm))
     assert all(int(row["swap_out_bytes"]) > 0 for row in found)
 
 
@@ -94,14 +96,15 @@ def test_only_what_must(
     keys = NetworkKeys(poolings=2, base=8, dropout=0.3)
     run = a_run(comm, shared_path, keys, **RUNS[pipeline])
     auto = replace(run, swap="auto", swapping=SwappingKeys(min_mib=0))
-    _, found = check_same(comm, run, auto)
+    wanted = outcome(run, comm)
+    found, _ = outcome_of_swapping(auto, comm, wanted)
     said = comm.bcast(capfd.readouterr().err)
     assert "swap: auto: nothing: it fits; " in said
     assert all(row["swap_out_bytes"] == "0" for row in found)
     needed = float(re.search(r"without (\S+) MiB", said)[1])
     limit = SwappingKeys(min_mib=0, device_gib=0.9 * needed / 1024)
     tight = replace(auto, swapping=limit, output=f"{run.output}-tight")
-    _, found = check_same(comm, replace(run, output=f"{run.output}-again"), tight)
+    found, _ = outcome_of_swapping(tight, comm, wanted)
     said = comm.bcast(capfd.readouterr().err)
     chosen = re.search(r"swap: auto: (.*); predicted (\S+) MiB on .*, there is (\S+) MiB", said)
     assert float(chosen[2]) <= float(chosen[3]) + 0.01 < needed

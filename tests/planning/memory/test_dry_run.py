@@ -8,6 +8,7 @@ import pytest
 import torch
 from dry_run import CPU, dry_run, measured_run
 from networks import random_balance, random_options
+from pairwise import pairs
 from scratch import Scratch, allocated_peak
 from zoo import ZOO, network
 
@@ -26,6 +27,7 @@ from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.training.config.keys import OptimizerKeys
 
+SCRATCH = Scratch(CPU)
 Mode = Literal["always", "except_last", "never"]
 MODES: list[Mode] = ["always", "except_last", "never"]
 
@@ -34,22 +36,27 @@ def random_network(draw: random.Random) -> tuple[Layer, ...]:
     return unet_layers(random_options(draw, most_convolutions=2))
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_dry_run_is_a_real_run_to_the_byte(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
-    layers, mode = random_network(draw), MODES[seed // 3 % 3]
+@pytest.mark.parametrize(
+    ("mode", "precision", "stored"),
+    pairs(MODES, ["float32", "bfloat16", "float64"], [False, True]),
+)
+def test_a_dry_run_is_a_real_run_to_the_byte(
+    tmp_path: Path, mode: Mode, precision: str, stored: bool
+) -> None:
+    draw = random.Random(f"{mode} {precision}")
+    layers = random_network(draw)
     case = {
         "layers": layers,
         "tile": (draw.randint(33, 70), draw.randint(33, 70)),
         "balance": random_balance(draw, len(layers), 4),
         "micro_batches": draw.randint(1, 4),
         "checkpointing": mode,
-        "precision": ["float32", "bfloat16", "float64"][seed % 3],
+        "precision": precision,
         "optimizer": draw.choice(["adamw", "sgd", "sgd-momentum"]),
         "cut": draw.choice([0, 5]),
         "one_device": draw.random() < 0.3,
     }
-    if seed % 2:
+    if stored:
         copies = HostCopies(FileSlabs(str(tmp_path)), SwapStatistics())
         stores = [HostStore(copies, CPU) for _ in case["balance"]]  # type: ignore[attr-defined]
         predicted = dry_run(**case, stored=True)  # type: ignore[arg-type]
@@ -58,7 +65,7 @@ def test_a_dry_run_is_a_real_run_to_the_byte(tmp_path: Path, seed: int) -> None:
         assert (copies.statistics.out_count > 0) == (again and len(stores) > 1)
     else:
         predicted, measured = dry_run(**case), measured_run(**case)  # type: ignore[arg-type]
-    if case["precision"] != "bfloat16" or not any(
+    if precision != "bfloat16" or not any(
         isinstance(layer, Norm) and layer.norm == "batch" for layer in layers
     ):
         assert predicted == measured
@@ -84,7 +91,7 @@ def test_an_optimizers_step_takes_no_memory_of_its_own(name: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_the_formula_holds_what_the_dry_run_needs(seed: int) -> None:
+def test_the_formula_holds_what_a_step_needs(tmp_path: Path, seed: int) -> None:
     mode, stored = MODES[seed % 3], bool(seed // 3 % 2)
     draw = random.Random(100 + seed)
     layers = random_network(draw)
@@ -93,7 +100,9 @@ def test_the_formula_holds_what_the_dry_run_needs(seed: int) -> None:
     precision = draw.choice(["float32", "bfloat16", "float64"])
     costs = layer_bytes(layers, *tile, precision)
     formula = [p.total for p in partition_bytes(costs, balance, many, mode, stored=stored)]
-    found = dry_run(layers, tile, balance, many, mode, precision, stored=stored).partitions
+    copies = HostCopies(FileSlabs(str(tmp_path)), SwapStatistics())
+    stores = [HostStore(copies, CPU) for _ in balance] if stored else None
+    found = measured_run(layers, tile, balance, many, mode, precision, stores=stores).partitions
     for predicted, needed in zip(formula, found, strict=True):
         assert 0.98 * needed - 256 <= predicted
     assert max(formula) <= (1.2 if mode != "except_last" else 1.5) * max(found)
@@ -142,38 +151,33 @@ def test_a_map_that_waits_for_its_pop_counts_though_no_layer_saves_it() -> None:
     assert predicted == pytest.approx(needed, rel=0.01)
 
 
-@pytest.fixture(scope="module")
-def lists() -> dict[str, tuple[Layer, ...]]:
-    return {name: adopt(network(name), 3).layers for name in ZOO}
-
-
 @pytest.mark.parametrize("name", ZOO)
-def test_steps_of_adopted_networks(lists: dict[str, tuple[Layer, ...]], name: str) -> None:
+def test_steps_of_adopted_networks(name: str) -> None:
     draw = random.Random(name)
-    layers = lists[name]
+    layers = adopt(network(name), 3).layers
     unit = max(8, context_of(layers).alignment_px)
     for most_partitions, mode in zip((1, 4), draw.sample(MODES, 2), strict=True):
         balance = random_balance(draw, len(layers), most_partitions)
         tile = unit * draw.randint(6, 12), unit * draw.randint(6, 12)
         many = draw.randint(1, 3)
-        predicted = dry_run(layers, tile, balance, many, mode)
-        assert predicted == measured_run(layers, tile, balance, many, mode)
+        measured = measured_run(layers, tile, balance, many, mode)
         costs = layer_bytes(layers, *tile)
         formula = [p.total for p in partition_bytes(costs, balance, many, mode)]
-        for found, needed in zip(formula, predicted.partitions, strict=True):
+        for predicted, needed in zip(formula, measured.partitions, strict=True):
             # Joins of maps that several partitions keep: nearer on larger tiles.
-            assert 0.94 * needed - 1024 <= found
+            assert 0.94 * needed - 1024 <= predicted
         # Of networks of few or small layers copies with padding around them are most of it.
         most = 1.5 if name in ("looking", "shifted", "between") else 1.2
-        assert max(formula) <= most * max(predicted.partitions)
+        assert max(formula) <= most * max(measured.partitions)
+    assert dry_run(layers, tile, balance, many, mode) == measured
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("mode", ["always", "never"])
 def test_the_allocators_peak_of_a_step_is_predicted(precision: str, mode: Mode) -> None:
     layers = unet_layers(UNetOptions(poolings=2, base=8, bands=3, classes=3, dropout=0.1))
-    step: Any = (layers, (101, 93), [20, len(layers) - 20], 3, mode, precision)
-    predicted = dry_run(*step, one_device=True, scratch=Scratch(CPU)).total
+    step: Any = (layers, (101, 93), [20, len(layers) - 20], 2, mode, precision)
+    predicted = dry_run(*step, one_device=True, scratch=SCRATCH).total
     peak = allocated_peak(lambda: measured_run(*step, one_device=True, count=False), CPU)
     assert predicted == pytest.approx(peak, rel=0.01)
     assert dry_run(*step, one_device=True).total < 0.97 * peak, "there is something to predict"
@@ -183,10 +187,10 @@ def test_the_allocators_peak_of_a_step_is_predicted(precision: str, mode: Mode) 
 def test_partitions_on_one_device_need_no_more_than_is_predicted(mode: Mode) -> None:
     """Under `always` far less than all of them add up to."""
     ratios = []
-    for seed in range(8):
+    for seed in range(6):
         draw = random.Random(200 + seed)
         layers = random_network(draw)
-        tile, many = (draw.randint(48, 90), draw.randint(48, 90)), draw.randint(1, 6)
+        tile, many = (draw.randint(48, 90), draw.randint(48, 90)), draw.randint(1, 4)
         balance = random_balance(draw, len(layers), 6)
         needed = measured_run(layers, tile, balance, many, mode, optimizer="sgd", one_device=True)
         parts = partition_bytes(layer_bytes(layers, *tile), balance, many, mode, "sgd")
