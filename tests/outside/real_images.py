@@ -83,7 +83,11 @@ CASES = {
         field="Quatreclasses",
         classes=5,
     ),
-    "SN7": Case(("SN7_int16_4band.tif",), "SN7_buildings.geojson", "--network.poolings 2 --network.base 4"),
+    "SN7": Case(
+        ("SN7_int16_4band.tif",),
+        "SN7_buildings.geojson",
+        "--network.poolings 2 --network.base 4",
+    ),
     "SN_Vegas": Case(
         VEGAS,
         "SN_Vegas_WV03.gpkg",
