@@ -14,8 +14,7 @@ from test_adopted_runs import CLASSES, SIZE, check_same, keys_of, run_file, scen
 from test_same_as_whole_image import outcome_of
 from test_same_recipe import KEYS, check
 from test_same_recipe import scenes_of as recipe_scenes
-from test_swept_training import compare, gradients, strip_px
-from zoo import network
+from test_swept_training import COMPARED_SIZE, adopted_of, compare, gradients, strip_px
 
 from tilenet.adoption.adopt import adopt
 from tilenet.errors import TilenetError
@@ -42,8 +41,8 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("partitions", [2, 3])
 @pytest.mark.parametrize("name", ["residual", "shifted", "between"])
 def test_gradients_of_adopted_networks(name: str, partitions: int) -> None:
-    adopted = adopt(network(name, drops=False), 3)
-    balance = likely_balance(adopted.layers, (160, 64), partitions)
+    adopted = adopted_of(name)
+    balance = likely_balance(adopted.layers, COMPARED_SIZE, partitions)
     compare(adopted.layers, adopted.network(torch.float64).train(), 3, balance=balance)
 
 
@@ -51,7 +50,7 @@ def test_gradients_of_adopted_networks(name: str, partitions: int) -> None:
 @pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
 def test_gradients_of_our_own(upsampling: Any, partitions: int) -> None:
     layers = unet_layers(UNetOptions(3, base=4, bands=2, classes=3, upsampling=upsampling))
-    balance = likely_balance(layers, (160, 64), partitions)
+    balance = likely_balance(layers, COMPARED_SIZE, partitions)
     compare(layers, build_network(layers, 4, torch.float64).train(), 2, balance=balance)
 
 
@@ -193,12 +192,13 @@ def test_idle_slots(num_strips: int, num_partitions: int, back: int) -> None:
 
 @pytest.mark.ranks(2, (1, 3))
 @pytest.mark.parametrize(
-    ("name", "tiles", "partitions"),
+    ("name", "tiles", "partitions", "strip_px"),
     [
-        ("residual", TileKeys(), 3),
-        ("between", TileKeys(), 2),
-        ("residual", TileKeys(rows=2, columns=2), 2),
+        ("residual", TileKeys(), 3, 8),
+        ("between", TileKeys(), 2, 40),
+        ("residual", TileKeys(rows=2, columns=2), 2, 8),
     ],
+    indirect=["strip_px"],
 )
 def test_a_run_is_that_of_the_module(
     comm: MPI.Intracomm,
@@ -217,6 +217,7 @@ def test_a_run_is_that_of_the_module(
 
 
 @pytest.mark.ranks((1, 2))
+@pytest.mark.parametrize("strip_px", [8, 40], indirect=True)
 def test_all_of_the_recipe(comm: MPI.Intracomm, shared_path: Path, strip_px: int) -> None:
     """Augmentation, dropout, losses, class weights, clipping; of images and of crops."""
     scenes = recipe_scenes(shared_path, [(51, 83), (62, 45)], comm)
@@ -227,6 +228,7 @@ def test_all_of_the_recipe(comm: MPI.Intracomm, shared_path: Path, strip_px: int
     check(comm, shared_path, scenes, keys, 0.1, crop_px=40, batch_size=3, micro_batches=3, **more)
 
 
+@pytest.mark.parametrize("strip_px", [8], indirect=True)
 def test_a_run_says_how_long_partitions_wait(
     comm: MPI.Intracomm, shared_path: Path, strip_px: int, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from test_same_recipe import KEYS, check
 from test_same_recipe import scenes_of as recipe_scenes
 from zoo import network
 
-from tilenet.adoption.adopt import adopt
+from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import LayerRows, Sweeps, strip_edges
@@ -37,11 +38,12 @@ from tilenet.training import swept
 from tilenet.training.config.keys import MeshKeys, TileKeys
 from tilenet.training.setup import plan_run
 
+COMPARED_SIZE = 96, 32
 STRIPS = (1, 7, 32, 61, 500)
 SWEPT = "residual", "shifted", "between", "gated", "pyramid", "shared"
 
 
-@pytest.fixture(params=[8, 40])
+@pytest.fixture
 def strip_px(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Strips of runs."""
     pixels: int = request.param
@@ -53,6 +55,11 @@ def strip_px(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         ),
     )
     return pixels
+
+
+@cache
+def adopted_of(name: str) -> Adopted:
+    return adopt(Gates() if name == "gates" else network(name, drops=False), 3)
 
 
 def gradients(
@@ -86,7 +93,7 @@ def compare(
 ) -> None:
     """Logits and gradients of strips of all heights with those of the whole image."""
     generator = torch.Generator().manual_seed(3)
-    image = torch.randn(1, bands, 160, 64, generator=generator, dtype=torch.float64)
+    image = torch.randn(1, bands, *COMPARED_SIZE, generator=generator, dtype=torch.float64)
     wanted = net(image.clone())
     weight = torch.randn(wanted.shape, generator=generator, dtype=torch.float64)
     net.zero_grad()
@@ -105,14 +112,14 @@ def compare(
 
 @pytest.mark.parametrize("name", SWEPT)
 def test_gradients_of_adopted_networks(name: str) -> None:
-    adopted = adopt(network(name, drops=False), 3)
+    adopted = adopted_of(name)
     compare(adopted.layers, adopted.network(torch.float64).train(), 3)
 
 
 @pytest.mark.parametrize("name", ["gates", "gated", "pyramid"])
 def test_gradients_through_maps_that_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward compute each row of each layer twice, in one sweep."""
-    adopted = adopt(Gates() if name == "gates" else network(name, drops=False), 3)
+    adopted = adopted_of(name)
     rows: Counter[tuple[int, int]] = Counter()
     right = Sweep._computed
 
@@ -126,11 +133,11 @@ def test_gradients_through_maps_that_are_kept(name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("name", "most_cells"), [("gates", 64_644), ("gates", 16_161), ("pyramid", 30_257)]
+    ("name", "most_cells"), [("gates", 19_393), ("gates", 4_848), ("pyramid", 9_077)]
 )
 def test_gradients_where_not_all_maps_are_kept(name: str, most_cells: int) -> None:
-    adopted = adopt(Gates() if name == "gates" else network(name, drops=False), 3)
-    sets = [maps_to_keep(adopted.layers, 160, 64, most) for most in (most_cells, ALL_CELLS)]
+    adopted = adopted_of(name)
+    sets = [maps_to_keep(adopted.layers, *COMPARED_SIZE, most) for most in (most_cells, ALL_CELLS)]
     assert any(sets[0].values())
     assert sets[0] != sets[1]
     compare(adopted.layers, adopted.network(torch.float64).train(), 3, most_cells)
@@ -152,8 +159,8 @@ def test_backward_is_the_adjoint(upsampling: Any) -> None:
     layers = unet_layers(UNetOptions(3, base=4, bands=2, classes=3, upsampling=upsampling))
     net = build_network(layers, 6, torch.float64).train()
     generator = torch.Generator().manual_seed(7)
-    image = torch.randn(1, 2, 104, 72, generator=generator, dtype=torch.float64)
-    weight = torch.randn(1, 3, 104, 72, generator=generator, dtype=torch.float64)
+    image = torch.randn(1, 2, *COMPARED_SIZE, generator=generator, dtype=torch.float64)
+    weight = torch.randn(1, 3, *COMPARED_SIZE, generator=generator, dtype=torch.float64)
     names = [name for name, _ in net.named_parameters() if name.endswith("weight")]
     for strip in STRIPS:
         out, grads = gradients(layers, net, image, weight, strip, False)
@@ -168,7 +175,7 @@ def test_backward_is_the_adjoint(upsampling: Any) -> None:
 def test_logits_have_the_dtype_of_layers(strip: int) -> None:
     """Low strips complete no rows at first."""
     layers = unet_layers(UNetOptions(3, base=4, bands=2, classes=3))
-    net, image = build_network(layers, 4).train(), torch.ones(1, 2, 160, 64)
+    net, image = build_network(layers, 4).train(), torch.ones(1, 2, *COMPARED_SIZE)
     pipe = SweptPipe(
         net,
         layers,
@@ -176,7 +183,7 @@ def test_logits_have_the_dtype_of_layers(strip: int) -> None:
         "bfloat16",
         lambda rows, _: Sweeps(strip_edges(rows, strip)),
     )
-    origin, seen = Origin((0,), cut(160, 64, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,)), set()
+    origin, seen = Origin((0,), cut(*COMPARED_SIZE, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,)), set()
 
     def measure(logits: torch.Tensor, window: Window) -> torch.Tensor:
         seen.add(logits.dtype)
@@ -243,11 +250,17 @@ def test_states_wait_for_backward_only_where_they_are_asked_for(keeps: bool) -> 
 
 @pytest.mark.ranks((1, 2, 3))
 @pytest.mark.parametrize(
-    ("name", "tiles"),
+    ("name", "tiles", "strip_px"),
     [
-        *((name, TileKeys()) for name in ("residual", "between", "gated", "pyramid", "shared")),
-        *((name, TileKeys(rows=2, columns=2)) for name in ("residual", "between")),
+        ("residual", TileKeys(), 8),
+        ("between", TileKeys(), 40),
+        ("gated", TileKeys(), 8),
+        ("pyramid", TileKeys(), 40),
+        ("shared", TileKeys(), 8),
+        ("residual", TileKeys(rows=2, columns=2), 40),
+        ("between", TileKeys(rows=2, columns=2), 8),
     ],
+    indirect=["strip_px"],
 )
 def test_a_run_is_that_of_the_module(
     comm: MPI.Intracomm, shared_path: Path, strip_px: int, name: str, tiles: TileKeys
@@ -283,8 +296,9 @@ def test_a_proof_has_many_strips(
 
 @pytest.mark.ranks((1, 2))
 @pytest.mark.parametrize(
-    ("upsampling", "clips", "loss"),
-    [("nearest", (0.12, 0.1), "focal"), ("transposed", (None, None), "ce+dice")],
+    ("upsampling", "clips", "loss", "strip_px"),
+    [("nearest", (0.12, 0.1), "focal", 8), ("transposed", (None, None), "ce+dice", 40)],
+    indirect=["strip_px"],
 )
 def test_all_of_the_recipe(
     comm: MPI.Intracomm,

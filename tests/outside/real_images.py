@@ -7,6 +7,7 @@ the rebuilt network (rebuild.py) as one whole image.
 import csv
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from rasterio.warp import transform_geom
 from torch import Tensor
 
 LR, IGNORE = 0.1, 255
-BASE = ("--network.base", "4")
+BASE = ("--network.base", "2")
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,14 @@ CASES = {
     "fair_uganda": Case(
         ("fair_uganda_z21_rgb.tif",),
         "fair_uganda_z21_buildings.tif",
-        "--network.poolings 3 --network.norm batch --resolution 0.3",
-        factor=4,
+        "--network.poolings 3 --network.norm batch --resolution 0.6",
+        factor=8,
     ),
     "fair_set1": Case(
         ("fair_set1_z21_rgb.tif",),
         "fair_set1_z21_buildings.geojson",
-        "--network.poolings 2 --network.convolutions 1 --resolution 0.6",
-        factor=8,
+        "--network.poolings 2 --network.convolutions 1 --resolution 1.2",
+        factor=16,
         init="massachusetts",
     ),
     "massachusetts": Case(
@@ -66,7 +67,7 @@ CASES = {
         ("sample_geotiff.tif",),
         "geotiff_labels.geojson",
         "--network.poolings 2 --network.convolutions 1 --network.padding valid "
-        "--network.base 2 --class_weights auto",
+        "--class_weights auto",
         balanced=True,
     ),
     "custom_proj": Case(
@@ -82,11 +83,15 @@ CASES = {
         field="Quatreclasses",
         classes=5,
     ),
-    "SN7": Case(("SN7_int16_4band.tif",), "SN7_buildings.geojson", "--network.poolings 2"),
+    "SN7": Case(
+        ("SN7_int16_4band.tif",),
+        "SN7_buildings.geojson",
+        "--network.poolings 2 --network.base 4",
+    ),
     "SN_Vegas": Case(
         VEGAS,
         "SN_Vegas_WV03.gpkg",
-        "--network.poolings 2 --bands [n,r,G,b]",
+        "--network.poolings 2 --network.base 4 --bands [n,r,G,b]",
         bands=(4, 1, 2, 3),
         init="SN7",
     ),
@@ -107,6 +112,7 @@ def image_name(data: Path, files: tuple[str, ...]) -> str:
     return "+".join(str(data / name) for name in files)
 
 
+@cache
 def read_image(
     data: Path, files: tuple[str, ...], bands: tuple[int, ...] = (), factor: int = 1
 ) -> tuple[Image, Grid]:

@@ -150,6 +150,7 @@ def short_run(folder: Path, **more: Any) -> tuple[Heights, RunFile]:
     return of, run
 
 
+@pytest.mark.report
 def test_maps_and_scores_that_do_not_fit_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
