@@ -31,7 +31,7 @@ MIXED = {"copy_", "_to_copy", "_copy_from", "index", "index_put", "index_put_", 
 class SecondTensor(Tensor):
     """A tensor on the second device, with one on the CPU that has its values."""
 
-    values: Tensor
+    stored: Tensor
 
     @staticmethod
     def __new__(cls, values: Tensor) -> "SecondTensor":
@@ -43,7 +43,7 @@ class SecondTensor(Tensor):
             dtype=values.dtype,
             device=SECOND,
         )
-        tensor.values = values
+        tensor.stored = values
         return tensor
 
     def __init__(self, values: Tensor) -> None:
@@ -51,13 +51,13 @@ class SecondTensor(Tensor):
 
     def tolist(self) -> Any:
         """Values, which torch gives of its own tensors alone."""
-        return self.values.tolist()
+        return self.stored.tolist()
 
     @classmethod
-    def __torch_dispatch__(
-        cls, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        return _compute(operator, args, kwargs or {})
+        return _compute(func, args, kwargs or {})
 
 
 def _compute(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -90,7 +90,7 @@ def _compute(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 
 
 def _values(value: Any) -> Any:
-    return value.values if isinstance(value, SecondTensor) else value
+    return value.stored if isinstance(value, SecondTensor) else value
 
 
 def _refuse_mixed(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ def _written(
     return written
 
 
-class _Module(backend_registration._DummyBackendModule):  # type: ignore[misc]
+class _Module(backend_registration._DummyBackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
@@ -140,8 +140,10 @@ def add_second_device() -> torch.device:
         return SECOND
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     SECOND = torch.device(NAME, 0)
-    library = torch.library.Library("_", "IMPL")
-    library.fallback(lambda op, *args, **kwargs: _compute(op, args, kwargs), "PrivateUse1")
+    library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+    library.fallback(  # type: ignore[no-untyped-call]
+        lambda operator, *args, **kwargs: _compute(operator, args, kwargs), "PrivateUse1"
+    )
     add_second_device.library = library  # type: ignore[attr-defined]  # it is undone with it
     _give_torchgpipe_its_stream()
     return SECOND
