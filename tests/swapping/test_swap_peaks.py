@@ -121,7 +121,7 @@ def test_steps_stay_within_their_limits(tmp_path: Path, mode: Any) -> None:
     for seed, share in product(range(8), (0.9, 0.75, 0.6, 0.5)):
         draw = random.Random(200 + seed)
         layers = random_network(draw)
-        tile = draw.randint(64, 150), draw.randint(64, 150)
+        tile = draw.randint(64, 150), draw.randint(64, 110)
         balance = random_balance(draw, len(layers), 3) if seed % 2 else [len(layers)]
         many = draw.randint(1, 4)
         if mode == "always":  # what waits are inputs and skips of many micro-batches

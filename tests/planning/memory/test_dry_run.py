@@ -151,6 +151,19 @@ def test_a_map_that_waits_for_its_pop_counts_though_no_layer_saves_it() -> None:
     assert predicted == pytest.approx(needed, rel=0.01)
 
 
+@pytest.mark.parametrize("many", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["never", "always"])
+def test_gradients_of_weights_wait_for_other_micro_batches(mode: Mode, many: int) -> None:
+    """Where all keep their activations, autograd adds up a weight's gradients before it is done."""
+    layers = unet_layers(UNetOptions(poolings=3, base=32, bands=3, classes=3))
+    tile, balance = (48, 48), [len(layers)]
+    needed = measured_run(layers, tile, balance, many, mode, optimizer="sgd").total
+    costs = layer_bytes(layers, *tile)
+    (part,) = partition_bytes(costs, balance, many, mode, "sgd")
+    assert abs(part.total - needed) <= 64
+    assert part.gradients > 0.2 * needed, "weights matter"
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_steps_of_adopted_networks(name: str) -> None:
     draw = random.Random(name)

@@ -2,6 +2,11 @@
 
 Forward makes the maps that backward needs, and backward frees them in reverse. All blocks with the
 same first layer are computed at one time, since a planner asks for all of them.
+
+Where one backward goes through several micro-batches, autograd adds up a weight's gradients of all
+of them before it hands over the sum. So from the first micro-batch that goes back to the last one
+these sums wait, next to the buffer that they go to. Micro-batches that are computed again go back
+one by one.
 """
 
 from collections.abc import Sequence
@@ -25,10 +30,12 @@ def blocks_from(
     micro_batches: int,
     checkpointing: Checkpointing,
     stored: bool = False,
+    apart: bool = False,
 ) -> dict[str, NDArray[np.int64]]:
     """Terms of the blocks [start, b) for b = start + 1, …, n: arrays of that length.
 
     Args:
+        apart: Whether each micro-batch goes back by itself, whatever the checkpointing.
         stored: Under checkpointing, inputs and skips of micro-batches that wait are on the host,
             but for the next input, which is fetched ahead.
     """
@@ -37,21 +44,37 @@ def blocks_from(
     # A tuple is what a planner asks about again and again, with other numbers of micro-batches.
     walk_blocks = _cached_walk_blocks if isinstance(costs, tuple) else _walk_blocks
     block = walk_blocks(_Same(costs), start, start > 0 or micro_batches > 1, again)
-    before, peak, stops = block.before, block.peak, block.stops
+    before, stops = block.before, block.stops
     num_inputs = np.where((block.input_from < stops) | again | (start == 0), micro_batches, 1)
     if stored and start > 0:  # images wait where they are
         num_inputs = np.minimum(num_inputs, 2)
-    earlier = before[1:] * (0 if again else micro_batches - 1)
+    activations = block.peak
+    if not again:
+        activations = _all_kept(block, 1 if apart else micro_batches)
+        activations = activations + apart * (micro_batches - 1) * before[1:]
     is_last = stops == len(costs)
     # While the loss is taken only what was not checkpointed is there.
-    idle = 0 if checkpointing == "always" else int(before[-1])
+    idle = 0 if checkpointing == "always" else int(before[-1]) * (1 if again else micro_batches)
     return {
         "inputs": num_inputs * costs[start].input,
         "skips": block.incoming * (micro_batches - 1 if again and not stored else 0),
-        "activations": peak + earlier,
+        "activations": activations,
         "outputs": is_last * _softmax_bytes(costs[-1]),
-        "loss": is_last * _loss_bytes(costs[-1], micro_batches, int(peak[-1]) - idle),
+        "loss": is_last * _loss_bytes(costs[-1], micro_batches, int(activations[-1]) - idle),
     }
+
+
+def _all_kept(block: "_Blocks", micro_batches: int) -> NDArray[np.int64]:
+    """Most bytes of activations, and of gradients that wait for those of other micro-batches."""
+    kept = block.before[1:]
+    if micro_batches == 1:
+        return block.peak
+    first = (micro_batches - 1) * kept + block.peak_of_first
+    activations: NDArray[np.int64] = np.maximum(first, block.peak_of_last)
+    if micro_batches > 2:
+        between = (micro_batches - 2) * kept + block.peak + block.weights
+        np.maximum(activations, between, out=activations)
+    return activations
 
 
 class _Same:
@@ -74,14 +97,20 @@ class _Blocks:
     Attributes:
         stops: Number of the layer behind each block.
         before: Bytes that the layers before each have saved, and all of them.
+        weights: Bytes of the gradients of all weights.
         peak: Most bytes of the micro-batch under way.
+        peak_of_first: The same for the first that goes back, with gradients that wait from then on.
+        peak_of_last: The same for the last one, with those that wait until then.
         incoming: Maps popped in the block that come from other partitions.
         input_from: First layer that keeps the block's input.
     """
 
     stops: NDArray[np.int64]
     before: NDArray[np.int64]
+    weights: NDArray[np.int64]
     peak: NDArray[np.int64]
+    peak_of_first: NDArray[np.int64]
+    peak_of_last: NDArray[np.int64]
     incoming: NDArray[np.int64]
     input_from: int
 
@@ -133,9 +162,24 @@ def _walk_blocks(same: _Same, start: int, copied: bool, again: bool) -> _Blocks:
         backward = backward + walk.outputs[None, :] + held * walk.outputs[None, :]
         last = last + (walk.output_until > layers) * walk.outputs
         forward = forward + walk.outputs + arrived
-    backward = np.where(inside, backward, 0).max(axis=0)
-    peak = np.maximum(forward, np.maximum(backward, last))
-    return _Blocks(stops, before, peak, incoming, walk.input_from)
+    # Gradients of the layers up to each one, and of those behind it in each block.
+    sums = np.cumsum([cost.parameters for cost in costs[start:]])
+    behind = sums[None, :] - sums[:, None]
+
+    def most(backward: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
+        of_layers: NDArray[np.int64] = np.where(inside, backward, 0).max(axis=0)
+        return np.maximum(of_layers, last)
+
+    return _Blocks(
+        stops,
+        before,
+        sums,
+        np.maximum(forward, most(backward, last)),
+        np.maximum(forward, most(backward + behind, last)),
+        most(backward + sums[:, None], last + sums),
+        incoming,
+        walk.input_from,
+    )
 
 
 _cached_walk_blocks = lru_cache(maxsize=8192)(_walk_blocks)

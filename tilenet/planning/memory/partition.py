@@ -76,6 +76,7 @@ def partition_bytes(
     optimizer: str = "adamw",
     stored: bool = False,
     sharers: int = 1,
+    apart: bool = False,
 ) -> tuple[PartitionBytes, ...]:
     """Bytes that each partition needs on its device, without a reserve.
 
@@ -86,6 +87,7 @@ def partition_bytes(
         optimizer: `adamw`, `sgd-momentum` or `sgd`.
         stored: Skips between partitions and inputs of checkpoints wait on the host.
         sharers: Ranks that share out the optimizer's states.
+        apart: Whether each micro-batch goes back by itself.
     """
     ends = np.cumsum(balance)
     place = np.repeat(np.arange(len(balance)), balance)
@@ -93,7 +95,7 @@ def partition_bytes(
     parts = []
     for j, (size, stop) in enumerate(zip(balance, ends, strict=True)):
         start = int(stop) - size
-        block = blocks_from(costs, start, micro_batches, checkpointing, stored)
+        block = blocks_from(costs, start, micro_batches, checkpointing, stored, apart)
         waiting = sum(
             _waiting_gradients(micro_batches, int(place[skip.pop] - j)) * skip.map_bytes
             for skip in skips

@@ -33,6 +33,7 @@ class SavingLayer:
         input_keeper: Number of the layer whose saved bytes include the input; the partition's first
             is 0.
         needs_input: Whether backward needs the input.
+        weight_bytes: Bytes of the gradients of its weights.
         held: Numbers of the stashes before whose input is held while this layer runs forward: their
             pops come later.
     """
@@ -46,6 +47,7 @@ class SavingLayer:
     input_bytes: int = 0
     input_keeper: int = NO_LAYER
     needs_input: bool = False
+    weight_bytes: int = 0
     held: tuple[int, ...] = ()
 
 
@@ -85,6 +87,7 @@ def saving_layers(
                 input_bytes=size if size >= min_bytes or keeper >= count else 0,
                 input_keeper=keeper if keeper < count else NO_LAYER,
                 needs_input=cost.keeps_input or (cost.keeps_output and out_root == root),
+                weight_bytes=cost.parameters,
                 held=tuple(n for n, pop in pops.items() if n < number - 1 and number <= pop),
             )
         )

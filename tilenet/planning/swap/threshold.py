@@ -7,6 +7,7 @@ of the thresholds that fit the one is taken whose simulated step is fastest.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
 
 from tilenet.parallel.swap.in_flight import must_wait
@@ -69,6 +70,7 @@ class _Step:
         backward: Peak of each layer's backward.
         out: Bytes copied out.
         back: Bytes copied back for its backward.
+        weights: Gradients of the weights of the layers up to each.
     """
 
     left: int
@@ -76,6 +78,7 @@ class _Step:
     backward: list[int]
     out: list[int]
     back: list[int]
+    weights: list[int]
 
     @classmethod
     def of(cls, layers: Sequence[SavingLayer], k: int) -> "_Step":
@@ -98,11 +101,31 @@ class _Step:
                 back[layer.input_keeper] = max(0, back[layer.input_keeper] - lost)
             elif layer.needs_input:
                 left += lost
-        return cls(left, forward, backward, out, back)
+        weights = list(accumulate(layer.weight_bytes for layer in layers))
+        return cls(left, forward, backward, out, back, weights)
 
     def least_peak(self, micro_batches: int) -> int:
         """Where computing waits for each copy out, and nothing is fetched ahead."""
-        return (micro_batches - 1) * self.left + max(*self.forward, *self.backward)
+        forward = (micro_batches - 1) * self.left + max(self.forward)
+        rounds = {0, max(0, micro_batches - 2), micro_batches - 1}  # the fullest of each kind
+        return max(forward, *(max(self.backward_of(n, micro_batches)) for n in rounds))
+
+    def backward_of(self, number: int, micro_batches: int) -> list[int]:
+        """Peak of each layer's backward of a micro-batch, the last of which goes back first.
+
+        Gradients of weights wait for those of the other micro-batches (`memory.block`).
+        """
+        waiting = [self.weights[-1]] * len(self.weights)
+        if micro_batches == 1:
+            waiting = [0] * len(self.weights)
+        elif number == micro_batches - 1:
+            waiting = [self.weights[-1] - size for size in self.weights]
+        elif number == 0:
+            waiting = self.weights
+        return [
+            number * self.left + size + wait
+            for size, wait in zip(self.backward, waiting, strict=True)
+        ]
 
 
 def _is_gone(layers: Sequence[SavingLayer], stash: int, index: int, k: int) -> bool:
@@ -134,7 +157,9 @@ def simulate(
     step, rounds = _Step.of(layers, k), range(micro_batches)
     least = float(step.least_peak(micro_batches))
     limit = max(limit_bytes, least)
-    backward = [n * step.left + size for n in reversed(rounds) for size in reversed(step.backward)]
+    backward = [
+        size for n in reversed(rounds) for size in reversed(step.backward_of(n, micro_batches))
+    ]
     back = step.back[::-1] * micro_batches
     starts, ahead = _fetches(backward, back, limit)
     now = free_s = 0.0  # of computing, and of the link
