@@ -48,10 +48,7 @@ def blocks_from(
     num_inputs = np.where((block.input_from < stops) | again | (start == 0), micro_batches, 1)
     if stored and start > 0:  # images wait where they are
         num_inputs = np.minimum(num_inputs, 2)
-    activations = block.peak
-    if not again:
-        activations = _all_kept(block, 1 if apart else micro_batches)
-        activations = activations + apart * (micro_batches - 1) * before[1:]
+    activations = block.peak if again else _all_kept(block, micro_batches, apart)
     is_last = stops == len(costs)
     # While the loss is taken only what was not checkpointed is there.
     idle = 0 if checkpointing == "always" else int(before[-1]) * (1 if again else micro_batches)
@@ -64,11 +61,11 @@ def blocks_from(
     }
 
 
-def _all_kept(block: "_Blocks", micro_batches: int) -> NDArray[np.int64]:
+def _all_kept(block: "_Blocks", micro_batches: int, apart: bool) -> NDArray[np.int64]:
     """Most bytes of activations, and of gradients that wait for those of other micro-batches."""
     kept = block.before[1:]
-    if micro_batches == 1:
-        return block.peak
+    if apart or micro_batches == 1:
+        return (micro_batches - 1) * kept + block.peak
     first = (micro_batches - 1) * kept + block.peak_of_first
     activations: NDArray[np.int64] = np.maximum(first, block.peak_of_last)
     if micro_batches > 2:
