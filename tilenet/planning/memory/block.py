@@ -159,23 +159,37 @@ def _walk_blocks(same: _Same, start: int, copied: bool, again: bool) -> _Blocks:
         backward = backward + walk.outputs[None, :] + held * walk.outputs[None, :]
         last = last + (walk.output_until > layers) * walk.outputs
         forward = forward + walk.outputs + arrived
-    # Gradients of the layers up to each one, and of those behind it in each block.
-    sums = np.cumsum([cost.parameters for cost in costs[start:]])
-    behind = sums[None, :] - sums[:, None]
+    weights = np.cumsum([cost.parameters for cost in costs[start:]])
+    peaks = _peaks(forward, backward, last, inside, weights)
+    return _Blocks(stops, before, weights, *peaks, incoming, walk.input_from)
+
+
+def _peaks(
+    forward: NDArray[np.int64],
+    backward: NDArray[np.int64],
+    last: NDArray[np.int64],
+    inside: NDArray[np.bool_],
+    weights: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """`_Blocks.peak`, `peak_of_first` and `peak_of_last`.
+
+    Args:
+        forward: Peak of each block's forward.
+        backward: Peak of each layer's backward by block.
+        last: Peak of the backward of each block's last layer.
+        inside: Whether a layer is within a block, and not its last.
+        weights: Gradients of the layers up to each one.
+    """
+    behind = weights[None, :] - weights[:, None]
 
     def most(backward: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
         of_layers: NDArray[np.int64] = np.where(inside, backward, 0).max(axis=0)
         return np.maximum(of_layers, last)
 
-    return _Blocks(
-        stops,
-        before,
-        sums,
+    return (
         np.maximum(forward, most(backward, last)),
         np.maximum(forward, most(backward + behind, last)),
-        most(backward + sums[:, None], last + sums),
-        incoming,
-        walk.input_from,
+        most(backward + weights[:, None], last + weights),
     )
 
 

@@ -157,9 +157,7 @@ def simulate(
     step, rounds = _Step.of(layers, k), range(micro_batches)
     least = float(step.least_peak(micro_batches))
     limit = max(limit_bytes, least)
-    backward = [
-        size for n in reversed(rounds) for size in reversed(step.backward_of(n, micro_batches))
-    ]
+    backward = [size for n in rounds[::-1] for size in step.backward_of(n, micro_batches)[::-1]]
     back = step.back[::-1] * micro_batches
     starts, ahead = _fetches(backward, back, limit)
     now = free_s = 0.0  # of computing, and of the link
