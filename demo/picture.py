@@ -21,7 +21,8 @@ from preview import class_picture, image_picture
 from torch import Tensor
 
 from tilenet.data.rasters.raster import Raster
-from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule, owned
+from tilenet.geometry.halo_rule import halo_rule
+from tilenet.geometry.tiles import Cut, Tiling, cut, owned
 from tilenet.geometry.windows import Window
 from tilenet.model.inputs import standardise
 from tilenet.model.network import Network, build_network, load_weights
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="PNG to write")
     given = parser.parse_args()
     record, network, pixels = _opened(given.folder)
-    rule = halo_rule("exact", record.context(), record.layers, record.epsilon_px)
+    rule = halo_rule("exact", record.layers, record.epsilon_px)
     tiling = cut(PART.height, PART.width, Cut(grid=(4, 4)), rule)
     with torch.inference_mode():
         whole = network(pixels)[0]

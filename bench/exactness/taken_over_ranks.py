@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from tilenet.adoption.adopt import Adopted
-    from tilenet.training.setup import RunPlan
+    from tilenet.training.setup.run_plan import RunPlan
 
 WAYS = "overlap", "exchange", "sweep", "pipeline", "swept partitions"
 PARTITIONS = 3
@@ -49,7 +49,7 @@ def compare_each(names: list[str], seconds: float) -> list[dict[str, Any]]:
     from tilenet.errors import TilenetError
     from tilenet.parallel.ranks.comm import world
     from tilenet.parallel.ranks.together import together
-    from tilenet.training.share import share_adopted
+    from tilenet.training.setup.share import share_adopted
 
     warnings.simplefilter("ignore")
     comm, rows = world(), list[dict[str, Any]]()
@@ -78,7 +78,8 @@ def compare_each(names: list[str], seconds: float) -> list[dict[str, Any]]:
 
 def _plans(adopted: "Adopted") -> Iterator[tuple[str, "RunPlan"]]:
     """What two ranks do in each way."""
-    from tilenet.geometry.tiles import Cut, HaloRule, halo_rule
+    from tilenet.geometry.halo_rule import HaloRule, halo_rule
+    from tilenet.geometry.tiles import Cut
     from tilenet.planning.balance import likely_balance, most_partitions
     from tilenet.planning.compatibility import whole_image
     from tilenet.planning.mesh import MeshShape
@@ -87,7 +88,7 @@ def _plans(adopted: "Adopted") -> Iterator[tuple[str, "RunPlan"]]:
     layers, context, together = adopted.layers, adopted.context, adopted.together
     exchanged = HaloRule(0, context.alignment_px, exchanged=True)
     plan = replace(plan_of(adopted, exchanged, (1, 2)), mesh=MeshShape(1, 1, 2))
-    exact = halo_rule("exact", context, layers, 0)
+    exact = halo_rule("exact", layers)
     overlap = replace(plan, rule=exact, asked=Cut((2, 2)))
     yield "overlap", overlap
     yield "exchange", plan

@@ -49,7 +49,8 @@ def step_of(
     import torch
 
     from tilenet.geometry.halo import context_of
-    from tilenet.geometry.tiles import Cut, HaloRule, cut
+    from tilenet.geometry.halo_rule import HaloRule
+    from tilenet.geometry.tiles import Cut, cut
     from tilenet.model.network import build_network
     from tilenet.model.skips import Origin
     from tilenet.parallel.exchange.network import spatial_network

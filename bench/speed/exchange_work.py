@@ -11,8 +11,9 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import HaloRule, halo_rule
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
+from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.model.dropout import MaskKey
 from tilenet.model.network import Network, build_layer
 from tilenet.model.skips import Origin
@@ -51,7 +52,7 @@ def work_of(network: tuple[Layer, ...], size: int, grid: tuple[int, int]) -> Wor
     unit, ranks = context.alignment_px, grid[0] * grid[1]
     alone = cut(size, size, Cut(grid=(1, 1)), HaloRule(0, unit, exchanged=True))
     shared = cut(size, size, Cut(grid=grid), HaloRule(0, unit, exchanged=True))
-    doubled = cut(size, size, Cut(grid=grid), halo_rule("exact", context, layers, 0))
+    doubled = cut(size, size, Cut(grid=grid), halo_rule("exact", layers))
     whole = _operations(layers, *alone.extended) / ranks
     # More own pixels, or more neighbours: the busiest rank is one of these.
     numbers = range(ranks)

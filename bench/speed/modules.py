@@ -54,7 +54,8 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     from mpi4py import MPI
 
     from tilenet.adoption.adopt import adopt
-    from tilenet.geometry.tiles import Cut, HaloRule, cut
+    from tilenet.geometry.halo_rule import HaloRule
+    from tilenet.geometry.tiles import Cut, cut
     from tilenet.parallel.ranks.comm import wait_quietly
 
     warnings.simplefilter("ignore")

@@ -29,7 +29,8 @@ from rasterio.windows import Window as FileWindow
 from bench.report import Claim, Found, at_least, at_most
 from bench.scenes import history, train, write_random, write_rows
 from tilenet.data.rasters.raster import Raster
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.halo_rule import HaloRule
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.windows import Window
 
 OWN, HALO, BANDS = 1024, 96, 4

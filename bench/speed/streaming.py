@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from bench.exactness.networks import declare_operators
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.sweep import Sweeps, strip_edges
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.swept import Sweep, SweptPart

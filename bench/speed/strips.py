@@ -52,8 +52,9 @@ def step_by_strips(
     import torch
 
     from tilenet.geometry.halo import context_of
+    from tilenet.geometry.halo_rule import HaloRule
     from tilenet.geometry.sweep import Sweeps, strip_edges
-    from tilenet.geometry.tiles import Cut, HaloRule, cut
+    from tilenet.geometry.tiles import Cut, cut
     from tilenet.model.skips import Origin
     from tilenet.parallel.exchange.swept_training import SweptPipe
 
@@ -200,13 +201,13 @@ def step_by_tiles(
     """The same by GPipe, with tiles as micro-batches."""
     import torch
 
-    from tilenet.geometry.halo import context_of
-    from tilenet.geometry.tiles import Cut, cut, halo_rule, owned
+    from tilenet.geometry.halo_rule import halo_rule
+    from tilenet.geometry.tiles import Cut, cut, owned
     from tilenet.model.skips import Origin
     from tilenet.parallel.pipeline.pipe import Pipe
 
     pipe = Pipe(network, balance, [torch.device("cpu")] * len(balance), "always")
-    tiling = cut(*size, Cut(grid=(2, 2)), halo_rule("exact", context_of(layers), layers, 0))
+    tiling = cut(*size, Cut(grid=(2, 2)), halo_rule("exact", layers))
     image, labels = torch.randn(1, 3, *size), torch.randint(0, 4, (1, *size))
 
     def of(x: "Tensor", window: "Window") -> "Tensor":

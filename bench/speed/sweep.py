@@ -28,8 +28,9 @@ from bench.exactness.networks import choices
 from bench.report import Claim, Found, alone, at_most
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import HaloRule, halo_rule
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule, owned
+from tilenet.geometry.tiles import Cut, Tiling, cut, owned
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.mapping.choose import CPU_BYTES, CPU_TILE_PX, SWEEP_TIMES
@@ -70,7 +71,7 @@ def built(name: str) -> tuple[tuple[Layer, ...], Network]:
 
 def planned(layers: tuple[Layer, ...], side: int, way: str) -> MapPlan:
     """How the image is mapped on one rank."""
-    rule, sweeps = halo_rule("exact", context_of(layers), layers, 0), way == "sweep"
+    rule, sweeps = halo_rule("exact", layers), way == "sweep"
     asked = MapQuestion(
         layers, (side, side), rule, halo_asked=False, tile_px=None, num_ranks=1, item_bytes=4,
         budget_bytes=CPU_BYTES, most_px=CPU_TILE_PX,

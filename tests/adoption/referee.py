@@ -26,8 +26,9 @@ from torch.overrides import TorchFunctionMode
 import tilenet
 from tilenet.adoption.adopt import Adopted, BatchNormMode
 from tilenet.errors import TilenetError
+from tilenet.geometry.halo_rule import halo_rule
 from tilenet.geometry.layers import Dropout
-from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule, owned
+from tilenet.geometry.tiles import Cut, Tiling, cut, owned
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
 from tilenet.model.skips import Origin
@@ -237,8 +238,8 @@ def run_tiles(
     adopted: Adopted, image: Tensor, grid: tuple[int, int], *, drops: bool = False
 ) -> Run:
     """The list, all tiles of all images stacked as one micro-batch, in `halo_mode: overlap`."""
-    layers, context = adopted.layers, adopted.context
-    tiling = cut(*image.shape[2:], Cut(grid=grid), halo_rule("exact", context, layers, 0))
+    layers = adopted.layers
+    tiling = cut(*image.shape[2:], Cut(grid=grid), halo_rule("exact", layers))
     network = adopted.network(torch.float64).train()
     network.mask_key.step = 3
     if not drops:

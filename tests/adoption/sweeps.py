@@ -10,8 +10,9 @@ from mpi4py import MPI
 from torch import Tensor
 
 from tilenet.adoption.adopt import Adopted
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.sweep import Sweeps, strip_edges
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
+from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.geometry.windows import Window
 from tilenet.mapping.job import MapJob, Placement
 from tilenet.mapping.mapper import Computed, Mapper

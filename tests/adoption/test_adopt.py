@@ -17,8 +17,9 @@ from tilenet.adoption import adopt as adoption
 from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import input_interval
-from tilenet.geometry.layer_json import check_layers, layer_from_json, layer_to_json
 from tilenet.geometry.layers import Conv, Dropout, Norm
+from tilenet.geometry.legal_layers import check_layers
+from tilenet.storage.layer_json import layer_from_json, layer_to_json
 
 
 def first(out: Tensor | dict[str, Tensor]) -> Tensor:

@@ -14,8 +14,8 @@ from zoo import SUMS, Shifted, Sum
 
 import tilenet
 from tilenet.adoption.adopt import Adopted
+from tilenet.geometry.halo_rule import HaloRule, halo_rule
 from tilenet.geometry.layers import Conv, Layer
-from tilenet.geometry.tiles import HaloRule, halo_rule
 
 # `make fuzz` asks for more, and with another seed for others.
 COUNT = int(os.environ.get("GENERATED_MODULES", "40"))
@@ -92,8 +92,8 @@ def test_dropout_that_the_module_does_not_do_is_seen(
 
 
 def test_a_halo_one_unit_short_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(*arguments: Any) -> HaloRule:
-        rule = halo_rule(*arguments)
+    def short(*arguments: Any, **options: Any) -> HaloRule:
+        rule = halo_rule(*arguments, **options)
         return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
 
     monkeypatch.setattr(referee, "halo_rule", short)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import NetworkKeys
+from tilenet.training.setup.architecture import Architecture
 
 
 @pytest.mark.parametrize(

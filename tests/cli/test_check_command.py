@@ -16,7 +16,7 @@ from zoo import ZOO
 from tilenet.__main__ import main as tilenet
 from tilenet.adoption.adopt import adopt
 from tilenet.cli.check import main
-from tilenet.geometry.tiles import halo_rule
+from tilenet.geometry.halo_rule import halo_rule
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning import small_image
 from tilenet.planning.machines import machine
@@ -218,8 +218,8 @@ def test_people_are_told_the_same_numbers(capsys: Capture) -> None:
 # --- over tiles
 
 
-def short_halo(*arguments: Any) -> Any:
-    rule = halo_rule(*arguments)
+def short_halo(*arguments: Any, **options: Any) -> Any:
+    rule = halo_rule(*arguments, **options)
     return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
 
 

@@ -13,7 +13,8 @@ from tilenet.adoption.adopt import adopt
 from tilenet.cli.check import main as check
 from tilenet.cli.halo import main
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.tiles import Cut, cut, halo_rule
+from tilenet.geometry.halo_rule import halo_rule
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 
 Capture = pytest.CaptureFixture[str]
@@ -147,7 +148,7 @@ def test_tiles_of_a_module(capsys: Capture) -> None:
     tiles = ["--image", "301x150", "--grid", "3x2"]
     found = answer(capsys, "--network", "zoo:Residual", *tiles)
     layers = adopt(ZOO["residual"](), 3).layers
-    tiling = cut(301, 150, Cut(grid=(3, 2)), halo_rule("exact", context_of(layers), layers, 0))
+    tiling = cut(301, 150, Cut(grid=(3, 2)), halo_rule("exact", layers))
     assert found["grid"] == [3, 2]
     assert found["tile_own_px"][1] == max(s.own for s in (*tiling.rows, *tiling.cols))
     assert found["tile_read_px"] == [tiling.rows[0].read, tiling.cols[0].read]

@@ -11,8 +11,8 @@ from zoo import ZOO
 
 from tilenet.adoption.adopt import adopt
 from tilenet.cli.plan import main
-from tilenet.geometry.halo import context_of
-from tilenet.geometry.tiles import Cut, cut, halo_rule
+from tilenet.geometry.halo_rule import halo_rule
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.maps import GPU_STRIP_PX, MapQuestion, choose_map
 from tilenet.planning.memory.layer import layer_bytes
@@ -62,7 +62,7 @@ def test_the_map_is_chosen_by_the_rule_of_predict(capsys: Capture, ranks: int) -
     found = re.search(rf"swept {strips}, {work}; ([\d.e-]+) GiB", said)
     assert found
     layers = unet_layers(UNetOptions(poolings=3, base=64, norm="none", bands=4))
-    budget, rule = 4 << 30, halo_rule("exact", context_of(layers), layers, 0)
+    budget, rule = 4 << 30, halo_rule("exact", layers)
     question = MapQuestion(
         layers, (6001, 5003), rule, False, None, ranks, 4, budget, 4096, sweep_bytes=budget,
         strip_overhead_px=GPU_STRIP_PX,
@@ -268,7 +268,7 @@ def test_a_plan_of_a_module(capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     said = printed(capsys, *OWN, "--grid", "4x3", "--partitions", "1", "-o", str(path))
     layers = adopt(ZOO["residual"](), 3).layers
-    rule = halo_rule("exact", context_of(layers), layers, 0)
+    rule = halo_rule("exact", layers)
     tiling = cut(150, 110, Cut(grid=(4, 3)), rule)
     read = tiling.rows[0].read, tiling.cols[0].read
     assert "150 × 110 × 3 px on 1 × 6 NVIDIA V100" in said

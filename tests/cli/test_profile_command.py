@@ -15,7 +15,7 @@ from tilenet.model.network import Network, build_network
 from tilenet.planning.time.measured import measure_layers
 from tilenet.planning.time.profile import read_profile
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training import swap
+from tilenet.training.setup import swap
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ["--poolings", "2", "--convs", "1", "--base", "4", "--bands", "3", "--device", "cpu"]

@@ -9,9 +9,10 @@ from mpi4py import MPI
 from torch import Tensor
 
 from tilenet.choices import Checkpointing, HaloMode
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.ownership import tiling_shares
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
+from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange.network import spatial_network

@@ -21,8 +21,8 @@ from whole_recipe import samples_of
 import tilenet
 from tilenet.cli.predict import main
 from tilenet.errors import TilenetError
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.opaque import Opaque
-from tilenet.geometry.tiles import HaloRule
 from tilenet.library.whole_run import train
 from tilenet.mapping.blended import tiles_of_windows, window_ratio
 from tilenet.mapping.predict import Prediction, predict

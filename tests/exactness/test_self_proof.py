@@ -14,16 +14,16 @@ from test_same_as_whole_image import run_file, scenes_of
 from torch import Tensor, nn
 
 from tilenet.errors import AgreedError
-from tilenet.geometry.tiles import halo_rule
+from tilenet.geometry.halo_rule import halo_rule
 from tilenet.library.whole_run import train
 from tilenet.mapping import map_source
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.parallel.exchange import conv, halo, norm
 from tilenet.planning import small_image
-from tilenet.training import setup
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.proof import run as run_proof
+from tilenet.training.setup import tile_rule
 
 pytestmark = pytest.mark.ranks(2, (1, 4))
 
@@ -102,8 +102,8 @@ def test_replicas_have_images_of_their_own_where_norms_sum_over_them(
     assert line.startswith(f"proved on 2 × 1 × {comm.size // 2} ranks, overlap: logits ")
 
 
-def short_halo(*arguments: Any) -> Any:
-    rule = halo_rule(*arguments)
+def short_halo(*arguments: Any, **options: Any) -> Any:
+    rule = halo_rule(*arguments, **options)
     return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
 
 
@@ -120,7 +120,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[tuple[Any, str, Any]]]] = {
     "a short halo": (
         "residual",
         {"tiles": TileKeys(rows=4, columns=2)},
-        [(setup, "halo_rule", short_halo)],
+        [(tile_rule, "halo_rule", short_halo)],
     ),
     "a row of a halo": ("residual", EXCHANGE, [(halo.Pending, "wait", lost_row)]),
     "gradients of a halo": (
@@ -155,7 +155,7 @@ def test_what_is_broken_is_refused_on_all_ranks(
 def test_a_short_halo_of_many_tiles_is_refused(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "halo_rule", short_halo)
+    monkeypatch.setattr(tile_rule, "halo_rule", short_halo)
     run = run_of(shared_path, comm, "residual", tiles=TileKeys(rows=3, columns=1))
     with pytest.raises(AgreedError, match="logits of a small random image differ by"):
         train(run, comm=comm)

@@ -18,11 +18,11 @@ from tilenet.errors import AgreedError
 from tilenet.library.whole_run import train
 from tilenet.parallel.ranks.comm import run_as_rank
 from tilenet.parallel.ranks.together import RankControl
-from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.loop import Loop
-from tilenet.training.share import share_architecture
+from tilenet.training.setup.architecture import Architecture
+from tilenet.training.setup.share import share_architecture
 
 pytestmark = pytest.mark.ranks(2)
 

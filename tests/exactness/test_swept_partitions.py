@@ -19,8 +19,9 @@ from test_swept_training import COMPARED_SIZE, adopted_of, compare, gradients, s
 from tilenet.adoption.adopt import adopt
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.sweep import Sweeps, strip_edges
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.library.whole_run import train
 from tilenet.model.dropout import KeyedDropout

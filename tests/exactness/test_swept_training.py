@@ -21,9 +21,10 @@ from zoo import network
 
 from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import LayerRows, Sweeps, strip_edges
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.library.whole_run import train
@@ -36,7 +37,7 @@ from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.trained_sweeps import ALL_CELLS, maps_to_keep
 from tilenet.training import swept
 from tilenet.training.config.keys import MeshKeys, TileKeys
-from tilenet.training.setup import plan_run
+from tilenet.training.setup.decide import plan_run
 
 COMPARED_SIZE = 96, 32
 STRIPS = (1, 7, 32, 61, 500)

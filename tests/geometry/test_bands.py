@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilenet.geometry.bands import bands, read_ratio
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
+from tilenet.geometry.halo_rule import HaloRule
+from tilenet.geometry.tiles import Cut, Tiling, cut
 
 UNIT = 8
 

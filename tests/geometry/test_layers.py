@@ -14,7 +14,6 @@ from probe import looks_at, positive_network
 from tilenet.errors import TilenetError
 from tilenet.geometry.coordinates import Coordinates
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.layer_json import KINDS, check_layers, layer_from_json, layer_to_json
 from tilenet.geometry.layers import (
     Activation,
     Cellwise,
@@ -30,8 +29,10 @@ from tilenet.geometry.layers import (
     TransposedConv,
     Upsample,
 )
+from tilenet.geometry.legal_layers import check_layers
 from tilenet.geometry.opaque import Opaque
 from tilenet.model.network import build_network
+from tilenet.storage.layer_json import KINDS, layer_from_json, layer_to_json
 
 
 @st.composite

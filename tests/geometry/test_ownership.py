@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Conv, Join, Layer, Pool, Stash, TransposedConv, Upsample
 from tilenet.geometry.ownership import (
     AxisShares,
@@ -24,7 +25,7 @@ from tilenet.geometry.ownership import (
     halo_of,
     own_edges,
 )
-from tilenet.geometry.tiles import Cut, HaloRule, Span, cut
+from tilenet.geometry.tiles import Cut, Span, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
 

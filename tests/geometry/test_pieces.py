@@ -4,9 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilenet.geometry.blocks import Blocks
+from tilenet.data.blocks import Blocks
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.pieces import strips_of, within
-from tilenet.geometry.tiles import Cut, HaloRule, cut, own_pieces
+from tilenet.geometry.tiles import Cut, cut, own_pieces
 from tilenet.geometry.windows import Window
 
 

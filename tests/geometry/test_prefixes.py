@@ -4,9 +4,10 @@ import pytest
 from probe import looks_at
 
 from tilenet.geometry.grid import Grid
-from tilenet.geometry.halo import context_of, prefix_halo_px, unjoined
+from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Activation, Conv, Join, Layer, Pool, Stash, TransposedConv
 from tilenet.geometry.ownership import own_edges
+from tilenet.geometry.prefix import prefix_halo_px, unjoined
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
 

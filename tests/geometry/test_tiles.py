@@ -11,19 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import context_of, input_interval
+from tilenet.geometry.halo import input_interval
+from tilenet.geometry.halo_rule import HaloRule, halo_rule
 from tilenet.geometry.layers import Conv, Pool
-from tilenet.geometry.maps import output_size
-from tilenet.geometry.tiles import (
-    Cut,
-    HaloRule,
-    Span,
-    Tile,
-    check_cells,
-    cut,
-    halo_rule,
-    owned,
-)
+from tilenet.geometry.maps import check_cells, output_size
+from tilenet.geometry.tiles import Cut, Span, Tile, cut, owned
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.geometry.windows import Window, reflected
 
@@ -31,7 +23,7 @@ from tilenet.geometry.windows import Window, reflected
 @cache
 def exact_rule(options: UNetOptions) -> HaloRule:
     layers = unet_layers(options)
-    return halo_rule("exact", context_of(layers), layers, 0)
+    return halo_rule("exact", layers)
 
 
 SAME_RULES = st.builds(
@@ -149,7 +141,7 @@ def test_epsilon_cuts_the_papers_tiles_to_the_pixel(preset: str, own: int, read:
     options = PRESETS[preset]
     layers = unet_layers(options)
     epsilon = (read - own) // 2
-    rule = halo_rule("epsilon", context_of(layers), layers, epsilon)
+    rule = halo_rule("epsilon", layers, epsilon)
     tiling = cut(10000, 10000, Cut(grid=(8, 8)), rule)
     assert {(t.own.height, t.own.width) for t in tiling.tiles} == {(own, own)}
     assert {(t.read.height, t.read.width) for t in tiling.tiles} == {(read, read)}
@@ -196,19 +188,18 @@ def test_a_halo_off_the_alignment_is_refused_with_its_neighbours(
     asked: int, named: tuple[int, int]
 ) -> None:
     layers = unet_layers(UNetOptions(poolings=4))
-    context = context_of(layers)
     with pytest.raises(TilenetError, match="multiple of the network's total stride") as raised:
-        halo_rule(asked, context, layers, 92)
+        halo_rule(asked, layers, 92)
     said = re.search(r"nearest: (\d+) or (\d+),", str(raised.value))
     assert said
     assert tuple(int(number) for number in said.groups()) == named
     for legal in named:
-        assert halo_rule(legal, context, layers, 92).halo_px == legal
+        assert halo_rule(legal, layers, 92).halo_px == legal
 
 
 def test_a_halo_of_pixels_is_exact_from_the_exact_one_on() -> None:
     layers = unet_layers(UNetOptions(poolings=4))
-    rules = [halo_rule(px, context_of(layers), layers, 92) for px in (80, 96, 112)]
+    rules = [halo_rule(px, layers, 92) for px in (80, 96, 112)]
     assert [rule.exact for rule in rules] == [False, True, True]
     assert {rule.alignment_px for rule in rules} == {16}
 
@@ -217,14 +208,14 @@ def test_a_halo_of_pixels_is_exact_from_the_exact_one_on() -> None:
 def test_a_halo_that_is_no_number_is_refused(asked: str) -> None:
     layers = unet_layers(UNetOptions())
     with pytest.raises(TilenetError, match="exact, epsilon or a number of pixels"):
-        halo_rule(asked, context_of(layers), layers, 92)
+        halo_rule(asked, layers, 92)
 
 
 @pytest.mark.parametrize("asked", ["epsilon", 96])
 def test_an_unpadded_network_has_no_choice_of_halo(asked: int | str) -> None:
     layers = unet_layers(UNetOptions(padding="valid"))
     with pytest.raises(TilenetError, match="use halo: exact"):
-        halo_rule(asked, context_of(layers), layers, 92)
+        halo_rule(asked, layers, 92)
 
 
 def test_a_size_that_no_window_can_have_is_refused() -> None:

@@ -21,7 +21,7 @@ from launch.planned_job import read_job
 from tilenet.__main__ import main as tilenet
 from tilenet.planning.machines import machine
 from tilenet.training.config.read import read_run_file
-from tilenet.training.setup import plan_run
+from tilenet.training.setup.decide import plan_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JOBS = ROOT / "jobs"

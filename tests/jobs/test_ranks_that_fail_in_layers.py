@@ -16,7 +16,8 @@ import itertools, os, signal, sys, torch
 from mpi4py import MPI
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.tiles import Cut, cut
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin
 from tilenet.parallel.exchange import norm

@@ -13,9 +13,9 @@ from test_own_loops import SEEN, net_of, sums
 from torch import nn
 
 import tilenet
-from tilenet.training.architecture import Architecture
 from tilenet.training.config.read import read_keys
-from tilenet.training.halo_choice import choose_halo_mode
+from tilenet.training.setup.architecture import Architecture
+from tilenet.training.setup.halo_choice import choose_halo_mode
 
 TWO = {"images": ["a.tif", "b.tif"], "labels": ["c.tif", "d.tif"]}
 SHAPES = ((1, 2), (90, 70)), ((1, 2), SIZE)

@@ -15,10 +15,10 @@ from scenes import Net
 from torch import nn
 
 import tilenet
-from tilenet.geometry.tiles import halo_rule
+from tilenet.geometry.halo_rule import halo_rule
 from tilenet.parallel.exchange import conv, halo
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.training import setup
+from tilenet.training.setup import tile_rule
 
 SEEN: dict[str, Any] = {"images": "i.tif", "labels": "l.tif", "steps": 3, "seed": 4}
 
@@ -120,8 +120,8 @@ def test_a_loop_goes_on_from_what_it_saved(scene: Path, net: type[Net]) -> None:
     assert np.array_equal(maps, tilenet.predict("kept", "i.tif", output="logits"), equal_nan=True)
 
 
-def short_halo(*arguments: Any) -> Any:
-    rule = halo_rule(*arguments)
+def short_halo(*arguments: Any, **options: Any) -> Any:
+    rule = halo_rule(*arguments, **options)
     return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
 
 
@@ -138,7 +138,7 @@ EXCHANGED = [
     (place, "add_gradients", lambda _, pending, halo: pending.wait()) for place in (halo, conv)
 ]
 BROKEN: dict[str, tuple[str, Any, list[tuple[Any, str, Any]]]] = {
-    "a short halo": ("logits", "overlap", [(setup, "halo_rule", short_halo)]),
+    "a short halo": ("logits", "overlap", [(tile_rule, "halo_rule", short_halo)]),
     "gradients of a tile": ("gradients", "overlap", [(Pipe, "__call__", bent)]),
     "gradients of a halo": ("gradients", "exchange", EXCHANGED),
 }

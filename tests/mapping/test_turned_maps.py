@@ -18,8 +18,9 @@ from zoo import network
 import tilenet
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.symmetries import SYMMETRIES, symmetries
-from tilenet.geometry.tiles import Cut, HaloRule, cut, turned_tiling
+from tilenet.geometry.tiles import Cut, cut, turned_tiling
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.predict import Prediction, predict

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.layer_json import check_layers
 from tilenet.geometry.layers import Cellwise, Conv, Step
+from tilenet.geometry.legal_layers import check_layers
 from tilenet.model.cellwise import CellwiseModule, cellwise_layer, check_kernel, find_operator
 
 MAP = "value", 0

@@ -10,9 +10,10 @@ from torch import nn
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import HaloRule, halo_rule
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv
 from tilenet.geometry.maps import output_size
-from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule, owned
+from tilenet.geometry.tiles import Cut, cut, owned
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.modules import BatchNorm
 from tilenet.model.network import Network, build_network, load_weights, network_to_score
@@ -244,7 +245,7 @@ def test_tiles_give_the_whole_images_map(
     options = replace(SMALL, padding=padding, upsampling=upsampling)
     layers = unet_layers(options)
     context = context_of(layers)
-    rule = halo_rule("exact", context, layers, 0)
+    rule = halo_rule("exact", layers)
     whole, _ = maps_of(options, rule, size, Cut())
     tiles, num_tiles = maps_of(options, rule, size, asked)
     assert num_tiles > 3

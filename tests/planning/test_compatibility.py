@@ -17,7 +17,7 @@ from tilenet.planning.compatibility import (
 )
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.setup import plan_run
+from tilenet.training.setup.decide import plan_run
 
 PLAIN = UNetOptions(poolings=2, base=4)
 NORMS = ("none", "instance", "group", "batch")

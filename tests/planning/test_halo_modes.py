@@ -10,10 +10,11 @@ from questions import small_machine, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Conv, GlobalPool, Join, Layer, Stash
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import strip_edges, sweep
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.parallel.exchange.swept_partitions import idle_share
 from tilenet.planning.compatibility import obstacle

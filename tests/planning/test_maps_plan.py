@@ -12,8 +12,9 @@ import tilenet.mapping.choose
 from tilenet.errors import TilenetError
 from tilenet.geometry.bands import read_ratio
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import halo_rule
 from tilenet.geometry.layers import Norm
-from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule
+from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.mapping.choose import decide_map
 from tilenet.planning.maps import GPU_STRIP_PX, MapQuestion, _tile_px, choose_map, plan_passes
@@ -34,7 +35,7 @@ def question(ranks: int = 4, budget: int = WHOLE_BYTES, options: UNetOptions = O
     asked = MapQuestion(
         layers=layers,
         size=SIZE,
-        rule=halo_rule(halo, context_of(layers), layers, 92),
+        rule=halo_rule(halo, layers, 92),
         halo_asked=halo != "exact",
         tile_px=None,
         num_ranks=ranks,

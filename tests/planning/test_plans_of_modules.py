@@ -21,9 +21,9 @@ from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.plan import OwnNetwork, Plan, Question, read_plan, write_plan
 from tilenet.planning.replan import question_again
 from tilenet.planning.search import Search
-from tilenet.training.architecture import Architecture
 from tilenet.training.config.read import read_run_file
-from tilenet.training.setup import plan_run
+from tilenet.training.setup.architecture import Architecture
+from tilenet.training.setup.decide import plan_run
 
 pytestmark = pytest.mark.usefixtures("fewer_layouts")
 

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from tilenet.geometry.unet import PRESETS, UNetOptions
-from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import (
     AugmentKeys,
     MeshKeys,
@@ -21,6 +20,7 @@ from tilenet.training.config.keys import (
 )
 from tilenet.training.config.read import parser, read_run_file, run_file_text
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.setup.architecture import Architecture
 
 LEAST = "images: a.tif\nlabels: b.tif\nclasses: 2\noutput: out\n"
 

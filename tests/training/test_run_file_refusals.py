@@ -10,7 +10,6 @@ from test_run_file import LEAST, a_run, read
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.memory.map_limits import check_weight_bytes
-from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import (
     AugmentKeys,
     CheckpointKeys,
@@ -23,6 +22,7 @@ from tilenet.training.config.keys import (
 )
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.validation_keys import ValidationKeys
+from tilenet.training.setup.architecture import Architecture
 
 UNKNOWN = r"unknown key {}; the nearest known key is {}\)$"
 

@@ -13,7 +13,7 @@ from tilenet.planning.plan import Question
 from tilenet.planning.search import Search
 from tilenet.training.config.keys import NetworkKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.setup import plan_run
+from tilenet.training.setup.decide import plan_run
 
 SIDE = 2912  # of these pixels, 128 channels of one tile are less than 2³¹ elements, of two more
 

@@ -13,10 +13,11 @@ from test_same_as_whole_image import check_same, outcome_of, run_file, scenes_of
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
-from tilenet.training import stacking
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.setup import RunPlan, plan_run
+from tilenet.training.setup import stacking
+from tilenet.training.setup.decide import plan_run
+from tilenet.training.setup.run_plan import RunPlan
 
 NETWORK = NetworkKeys(poolings=2, base=4, dropout=0.2)
 SIZE = 157, 211

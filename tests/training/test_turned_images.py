@@ -21,7 +21,7 @@ from tilenet.geometry.windows import Window
 from tilenet.training.config.keys import AugmentKeys, MeshKeys, NetworkKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.images.tile_reader import read_turned
-from tilenet.training.setup import plan_run
+from tilenet.training.setup.decide import plan_run
 
 SIZE = 40, 200
 BANDS = (1, 2, 3)

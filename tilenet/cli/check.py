@@ -4,8 +4,8 @@ With `--save` it becomes a checkpoint, of which maps are made.
 """
 
 import json
-from argparse import Namespace
 from dataclasses import asdict
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,10 @@ from tilenet.cli.halo import MEANINGS
 from tilenet.cli.network_options import add_making, pair
 from tilenet.cli.options import Arguments, command
 from tilenet.cli.own_network import WHOLE_IMAGE, adopt_named, facts_of
+from tilenet.cli.rank_memory import memory_line, rank_memory
 from tilenet.errors import UsageError
-from tilenet.geometry.ownership import check_shares
-from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule
 from tilenet.library.untrained import save_untrained
 from tilenet.parallel.ranks.comm import world
-from tilenet.planning.explain import in_gib
-from tilenet.planning.memory.layer import layer_bytes
-from tilenet.planning.memory.map_limits import check_map_sizes
-from tilenet.planning.memory.partition import PartitionBytes, partition_bytes
-from tilenet.planning.mesh import choose_mesh
 from tilenet.training.proof.alone import TilesProof, prove_over_tiles
 
 __all__ = ["main"]
@@ -46,14 +40,22 @@ def main(arguments: list[str]) -> None:
     if options.save is not None:
         statistics = options.mean, options.std
         save_untrained(adopted, Path(options.save), options.classes, statistics)
-    memory = {} if options.ranks is None else _memory(adopted, options)
+    memory = {}
+    if options.ranks is not None:
+        if options.ranks < 1:
+            raise UsageError(f"there is at least one rank (--ranks: {options.ranks})")
+        asked = adopted.layers, options.image or IMAGE, options.ranks
+        modes = MODES if options.halo_mode is None else [options.halo_mode]
+        memory = {mode: rank_memory(*asked, mode) for mode in modes}
     facts = facts_of(adopted)
     if options.json:
         over = {proof.tiles: {d.what: d.apart for d in proof.differences} for proof in proofs}
         sizes = {mode: asdict(held) | {"total": held.total} for mode, held in memory.items()}
         print(json.dumps(facts | {"over": over} | ({"memory": sizes} if memory else {})))
     else:
-        print("\n".join([_table(facts), *map(_line, proofs), *map(_memory_line, memory.items())]))
+        print(
+            "\n".join([_table(facts), *map(_line, proofs), *starmap(memory_line, memory.items())])
+        )
 
 
 def _proofs(module: nn.Module, adopted: Adopted, batch_norm: str) -> list[TilesProof]:
@@ -68,48 +70,6 @@ def _line(proof: TilesProof) -> str:
     differences = ", ".join(f"{d.what} {d.apart:.0e}" for d in proof.differences)
     said = "; ".join(filter(None, [differences, proof.note]))
     return f"over {proof.tiles:<17} {'exact' if differences else 'not compared'}: {said}"
-
-
-def _memory(adopted: Adopted, options: Namespace) -> dict[str, PartitionBytes]:
-    """What a rank of a training step holds, by the way in which tiles get their context.
-
-    Each rank has one tile of an image, in float32, under adamw.
-
-    Raises:
-        TilenetError: There are more ranks than tiles, or a map is too large for a device.
-    """
-    layers, context, by_mode = adopted.layers, adopted.context, {}
-    if options.ranks < 1:
-        raise UsageError(f"there is at least one rank (--ranks: {options.ranks})")
-    mesh, (rows, columns) = choose_mesh(options.ranks, 1), options.image or IMAGE
-    for mode in MODES if options.halo_mode is None else [options.halo_mode]:
-        exchanged = mode == "exchange"
-        rule = (
-            HaloRule(0, context.alignment_px, exchanged=True)
-            if exchanged
-            else halo_rule("exact", context, layers, 0)
-        )
-        tiling = cut(rows, columns, Cut(grid=(mesh.rows, mesh.columns)), rule)
-        sides = tiling.rows, tiling.cols
-        if exchanged:
-            for name, spans in zip(("rows", "columns"), sides, strict=True):
-                check_shares(layers, spans, name)
-        height, width = (max(s.own if exchanged else s.read for s in spans) for spans in sides)
-        check_map_sizes(layers, height, width)
-        costs = layer_bytes(layers, height, width, halo_mode=mode)
-        (by_mode[mode],) = partition_bytes(costs, (len(layers),), 1, "never")
-    return by_mode
-
-
-def _memory_line(item: tuple[str, PartitionBytes]) -> str:
-    mode, held = item
-    fixed = held.parameters + held.gradients, held.optimizer
-    weights, optimizer = map(in_gib, fixed)
-    maps = in_gib(held.total - sum(fixed))
-    return (
-        f"memory of a rank       {mode}: {in_gib(held.total)} GiB (feature maps {maps}, weights "
-        f"and gradients {weights}, adamw {optimizer})"
-    )
 
 
 SHOWN: tuple[str, ...] = ("bands", "classes", "num_layers", "num_parameters", "alignment_px")

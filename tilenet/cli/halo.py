@@ -15,8 +15,9 @@ from tilenet.cli.network_options import (
 )
 from tilenet.cli.options import Arguments, command
 from tilenet.geometry.halo import context_of, epsilon_px, norm_context
+from tilenet.geometry.halo_rule import halo_rule
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.tiles import Cut, Tiling, cut, halo_rule
+from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
 __all__ = ["Answer", "calculate", "main"]
@@ -92,7 +93,7 @@ def with_tiles(
     Raises:
         TilenetError: The halo or the tiles break a rule.
     """
-    rule = halo_rule(halo, context_of(layers), layers, epsilon)
+    rule = halo_rule(halo, layers, epsilon)
     if image is not None:
         tiling = cut(*image, tiles or Cut(), rule)
         values = values | _tiles(tiling)

@@ -18,7 +18,7 @@ from tilenet.cli.options import Arguments, command
 from tilenet.cli.own_network import adopt_named
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.tiles import check_cells
+from tilenet.geometry.maps import check_cells
 from tilenet.geometry.unet import unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.model.dtypes import parameter_dtype

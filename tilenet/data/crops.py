@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.data.blocks import Blocks
 from tilenet.errors import TilenetError
-from tilenet.geometry.blocks import Blocks
 from tilenet.geometry.symmetries import Symmetry
 from tilenet.geometry.windows import Window
 

@@ -13,9 +13,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.data.blocks import Blocks
 from tilenet.data.labelled_blocks import PIECE_PX
 from tilenet.errors import TilenetError
-from tilenet.geometry.blocks import Blocks
 from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.windows import Window
 from tilenet.random_keys import uniform

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.data.blocks import Blocks
 from tilenet.data.labels.source import LabelSource, check_classes
-from tilenet.geometry.blocks import Blocks
 from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.windows import Window
 from tilenet.parallel.health.signals import StopRequests

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.data.blocks import Blocks
 from tilenet.data.labels.source import LabelSource, check_classes
 from tilenet.data.rasters.raster import Pixels, Raster
 from tilenet.data.survey_record import Survey
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.geometry.blocks import Blocks
 from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Window
 from tilenet.parallel.health.progress import progress_bar

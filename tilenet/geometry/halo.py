@@ -33,8 +33,8 @@ from tilenet.geometry.maps import _shifts, map_grids
 from tilenet.geometry.opaque import opaque_of
 
 __all__ = [
-    "Context", "context_of", "epsilon_px", "input_interval", "norm_context", "prefix_halo_px",
-    "reached", "summed_cells", "unjoined",
+    "Context", "context_of", "epsilon_px", "input_interval", "norm_context", "reached",
+    "summed_cells",
 ]  # fmt: skip
 
 NormContext = Literal["none", "tile", "image"]
@@ -246,30 +246,3 @@ def _valid_halo(layers: tuple[Layer, ...], alignment: int, offset: int) -> int:
     raise TilenetError(
         f"the network's output has no cell that is free of its edge (looked at {alignment * 4} px)"
     )
-
-
-def unjoined(layers: tuple[Layer, ...], stop: int) -> frozenset[int]:
-    """Numbers of the stashes among the first `stop` layers whose maps none of these takes."""
-    waiting: dict[str, int] = {}
-    for index, layer in enumerate(layers[:stop]):
-        if isinstance(layer, Stash):
-            waiting[layer.name] = index
-        for name in layer.names:
-            del waiting[name]
-    return frozenset(waiting.values())
-
-
-def prefix_halo_px(layers: tuple[Layer, ...], stop: int) -> int:
-    """Pixels to read around own windows so that own cells are right behind `stop` layers.
-
-    The halo is a multiple of the network's alignment: read windows begin where own windows may.
-    Sums on the way are those of earlier passes, so that no tile's cells count for them.
-    """
-    unit = context_of(layers).alignment_px
-    first, last = map_grids(layers)[stop].cells(0, unit)
-    lines = layers, across(layers)
-    intervals = [interval for line in lines if (interval := reached(line, first, last, stop=stop))]
-    if not intervals:  # an average that was enlarged: no tile looks at its own pixels for it
-        return 0
-    context = max(0, *(max(-low, high - (unit - 1)) for low, high in intervals))
-    return -(-context // unit) * unit

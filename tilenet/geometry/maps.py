@@ -7,6 +7,7 @@ from math import lcm
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.layers import (
+    Conv,
     Expand,
     Join,
     Joining,
@@ -14,8 +15,12 @@ from tilenet.geometry.layers import (
     Norm,
     walk,
 )
+from tilenet.geometry.windows import Window
 
-__all__ = ["MapShape", "fewest_cells", "image_grid", "map_grids", "map_shapes", "output_size"]
+__all__ = [
+    "MapShape", "check_cells", "fewest_cells", "image_grid", "map_grids", "map_shapes",
+    "output_size",
+]  # fmt: skip
 
 MANY = 2**20  # more than any halo has units
 
@@ -157,3 +162,29 @@ def map_shapes(layers: tuple[Layer, ...], height: int, width: int) -> tuple[MapS
         return MapShape(layer.out_channels, rows, cols)
 
     return tuple(walk(layers, start, through))
+
+
+def check_cells(layers: tuple[Layer, ...], read: Window, images: int | None = 1) -> None:
+    """Refuse tiles that leave a norm a single cell, or too few cells to reflect at an edge.
+
+    Args:
+        images: As in `fewest_cells`.
+
+    Raises:
+        TilenetError: Names the tile.
+    """
+    if fewest_cells(layers, read.height, read.width, images) == 1:
+        raise TilenetError(
+            f"normalisation needs more than one cell on every level (tile: {read.height} × "
+            f"{read.width} px leave one cell to a norm); make tiles larger, use norm: none, or for "
+            "batch norm a larger batch_size"
+        )
+    for layer, shape in zip(layers, map_shapes(layers, read.height, read.width), strict=False):
+        if isinstance(layer, Conv) and layer.edge == "reflect":
+            least = max(layer.padding, layer.along_cols.padding) + 1
+            if min(shape.rows, shape.cols) < least:
+                raise TilenetError(
+                    f"a map that is padded by reflection has more cells than are padded (tile: "
+                    f"{read.height} × {read.width} px leave {shape.rows} × {shape.cols} cells, "
+                    f"needed: {least}); make tiles larger"
+                )

@@ -16,17 +16,15 @@ from math import ceil
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.layers import Conv, Join, Joining, Layer, across, walk
+from tilenet.geometry.layers import Join, Joining, Layer, across, walk
 from tilenet.geometry.maps import image_grid
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window, overlap
 
 __all__ = [
     "AxisShares", "LayerHalo", "axis_shares", "check_shares", "halo_of", "own_cells", "own_edges",
-    "takes_copy", "tiling_shares",
+    "tiling_shares",
 ]  # fmt: skip
-
-FEWEST_CELLS = 4  # per weight of an input channel, see `takes_copy`
 
 
 @dataclass(frozen=True)
@@ -166,24 +164,6 @@ def own_cells(rows: AxisShares, cols: AxisShares, tiling: Tiling, number: int) -
         top, left = own.row - spans[0].start / rows.stride, own.col - spans[1].start / cols.stride
         start = int(top), int(left)
     return Window(*start, own.height, own.width)
-
-
-def takes_copy(layer: Conv, cells: int) -> bool:
-    """Whether a convolution works on a copy of its input with the halo around it.
-
-    One that keeps sizes can add what the halo gives to its output instead. That takes the kernel
-    apart for the four sides, which costs as much as moving cells: deep in a network there are few
-    of these and many weights. (Measured on a CPU: 32 channels, 512² cells: the sum takes 0.99 × the
-    plain convolution, the copy 1.18 ×; 256 channels, 64²: 1.28 × and 1.01 ×.)
-
-    Args:
-        cells: Cells of all samples of the input.
-    """
-    weights = layer.out_channels // layer.groups * layer.kernel**2
-    return (
-        not (layer.keeps_size and layer.is_square and layer.edge == "zeros")
-        or cells < FEWEST_CELLS * weights
-    )
 
 
 def _needs(layer: Layer, first: int, stop: int) -> tuple[int, int]:

@@ -13,17 +13,14 @@ from itertools import pairwise
 from typing import Any, TypeVar, overload
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import Context
-from tilenet.geometry.layers import Conv, Layer
-from tilenet.geometry.maps import fewest_cells, map_shapes, output_size
-from tilenet.geometry.opaque import opaque_of
+from tilenet.geometry.halo_rule import HaloRule
+from tilenet.geometry.maps import output_size
 from tilenet.geometry.pieces import parts
 from tilenet.geometry.symmetries import Symmetry
 from tilenet.geometry.windows import Window
 
 __all__ = [
-    "Cut", "HaloRule", "Span", "Tile", "Tiling", "check_cells", "cut", "halo_rule", "own_pieces",
-    "owned", "turned_tiling",
+    "Cut", "Span", "Tile", "Tiling", "cut", "own_pieces", "owned", "turned_tiling",
 ]  # fmt: skip
 
 
@@ -46,77 +43,6 @@ class Span:
     read: int
     first: int
     own: int
-
-
-@dataclass(frozen=True)
-class HaloRule:
-    """How read windows follow from own windows.
-
-    Attributes:
-        halo_px: Pixels read before an own window.
-        alignment_px: Own windows start at multiples of this.
-        offset_px: Output cell 0 stands on this pixel of the read window.
-        valid_layers: The layers of an unpadded network, whose read windows reach over the raster's
-            edges and must have a legal size; empty for *same* padding, whose windows are shifted
-            inside instead.
-        exact: Whether tiles give the result of the whole raster.
-        exchanged: Whether halos come from the neighbours layer by layer, so that a tile reads what
-            it owns and no more.
-    """
-
-    halo_px: int
-    alignment_px: int
-    offset_px: int = 0
-    valid_layers: tuple[Layer, ...] = ()
-    exact: bool = True
-    exchanged: bool = False
-
-
-def halo_rule(
-    halo: int | str, context: Context, layers: tuple[Layer, ...], epsilon_px: int
-) -> HaloRule:
-    """The rule that a run asks for.
-
-    Args:
-        halo: `exact`; `epsilon` for the paper's tiling, to the pixel and without alignment; or
-            pixels.
-        epsilon_px: The paper's halo for this network; 0: it has none.
-
-    Raises:
-        TilenetError: The network is unpadded and has no choice, or the pixels break the alignment.
-    """
-    if (opaque := opaque_of(layers)) is not None:
-        if halo != "exact":
-            raise TilenetError(
-                f"windows overlap by half, whatever the network (halo: {halo}, window: "
-                f"{opaque.window_px} px); use halo: exact"
-            )
-        return HaloRule(opaque.step_px, opaque.step_px, exact=False)
-    unit = context.alignment_px
-    if halo == "exact":
-        valid_layers = layers if context.valid else ()
-        return HaloRule(context.halo_px, unit, context.offset_px, valid_layers)
-    if context.valid:
-        raise TilenetError(
-            f"an unpadded network's halo follows from its layers (halo: {halo}, padding: valid); "
-            "use halo: exact"
-        )
-    if halo == "epsilon" and not epsilon_px:
-        raise TilenetError(
-            "the paper's halo is one of U-Nets (halo: epsilon, the network is a module); use halo: "
-            "exact"
-        )
-    if halo == "epsilon":
-        return HaloRule(epsilon_px, 1, exact=False)
-    if not isinstance(halo, int):
-        raise TilenetError(f"halo is exact, epsilon or a number of pixels (halo: {halo})")
-    if halo < 0 or halo % unit:
-        lower = max(0, halo // unit * unit)
-        raise TilenetError(
-            f"a halo must be a multiple of the network's total stride (halo: {halo} px, stride: "
-            f"{unit} px); nearest: {lower} or {lower + unit}, or halo: epsilon for the paper's"
-        )
-    return HaloRule(halo, unit, exact=halo >= context.halo_px)
 
 
 @dataclass(frozen=True)
@@ -304,32 +230,6 @@ def _legal_size(rule: HaloRule, output: int, smallest: int) -> int:
         f"an unpadded network takes only sizes that every pooling halves without a remainder, and "
         f"none from {sizes[0]} to {sizes[-1]} px is one; use padding: same"
     )
-
-
-def check_cells(layers: tuple[Layer, ...], read: Window, images: int | None = 1) -> None:
-    """Refuse tiles that leave a norm a single cell, or too few cells to reflect at an edge.
-
-    Args:
-        images: As in `fewest_cells`.
-
-    Raises:
-        TilenetError: Names the tile.
-    """
-    if fewest_cells(layers, read.height, read.width, images) == 1:
-        raise TilenetError(
-            f"normalisation needs more than one cell on every level (tile: {read.height} × "
-            f"{read.width} px leave one cell to a norm); make tiles larger, use norm: none, or for "
-            "batch norm a larger batch_size"
-        )
-    for layer, shape in zip(layers, map_shapes(layers, read.height, read.width), strict=False):
-        if isinstance(layer, Conv) and layer.edge == "reflect":
-            least = max(layer.padding, layer.along_cols.padding) + 1
-            if min(shape.rows, shape.cols) < least:
-                raise TilenetError(
-                    f"a map that is padded by reflection has more cells than are padded (tile: "
-                    f"{read.height} × {read.width} px leave {shape.rows} × {shape.cols} cells, "
-                    f"needed: {least}); make tiles larger"
-                )
 
 
 def owned(array: T, tile: Tile, offset_px: int = 0) -> T:

@@ -13,8 +13,8 @@ from tilenet.library.network import first_bands, network_keys
 from tilenet.library.run import Run
 from tilenet.storage.checkpoints import find_checkpoint, load_json
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import NetworkKeys
+from tilenet.training.setup.architecture import Architecture
 
 __all__ = ["halo"]
 

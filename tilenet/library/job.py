@@ -25,7 +25,7 @@ from tilenet.parallel.ranks.meeting import Meeting
 from tilenet.parallel.ranks.together import together
 from tilenet.parallel.sums.running_statistics import RunningStatistics
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.share import share_adopted
+from tilenet.training.setup.share import share_adopted
 
 __all__ = ["Job"]
 

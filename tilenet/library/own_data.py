@@ -14,16 +14,17 @@ from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.together import RankControl
-from tilenet.training.architecture import Architecture
 from tilenet.training.config.read import read_keys
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.halo_choice import HaloChoice, choose_halo_mode
 from tilenet.training.images.open import RunImages, agree_on_files, open_images
 from tilenet.training.images.run_data import RunData
 from tilenet.training.images.survey import run_survey
 from tilenet.training.network import RunNetwork
 from tilenet.training.proof.run import proved_network
-from tilenet.training.setup import RunPlan, plan_run
+from tilenet.training.setup.architecture import Architecture
+from tilenet.training.setup.decide import plan_run
+from tilenet.training.setup.halo_choice import HaloChoice, choose_halo_mode
+from tilenet.training.setup.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -32,7 +32,7 @@ from tilenet.parallel.ranks.share import share_tensors
 from tilenet.parallel.ranks.together import together
 from tilenet.storage.class_names import check_class_names
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.share import share_adopted
+from tilenet.training.setup.share import share_adopted
 
 if TYPE_CHECKING:
     from mpi4py import MPI

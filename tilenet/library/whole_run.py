@@ -1,33 +1,26 @@
 """Train a network on images of any size over any number of ranks, as a run file says."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from tilenet.library.prepare import prepare_loop
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
-from tilenet.parallel.ranks.layout import RunDevices
-from tilenet.parallel.ranks.together import RankControl, end_if_asked, together
+from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.report.page import try_report
 from tilenet.training.announce import announce_images
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder import RunFolder
 from tilenet.training.images.held_out import hold_out
-from tilenet.training.images.open import RunImages, agree_on_files, open_images
-from tilenet.training.images.run_data import RunData
-from tilenet.training.images.survey import class_weights, run_survey
+from tilenet.training.images.open import agree_on_files, open_images
 from tilenet.training.log import NO_CALLBACKS, Callbacks
-from tilenet.training.loop import Loop
-from tilenet.training.proof.run import proved_network
-from tilenet.training.setup import RunPlan, plan_run
-from tilenet.training.share import share_architecture
-from tilenet.training.stacking import stack_crops
-from tilenet.training.validation import RunValidation
+from tilenet.training.setup.decide import plan_run
+from tilenet.training.setup.share import share_architecture
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -108,7 +101,7 @@ def _train(
         if comm.rank == 0:
             as_made = run.init is None and not folder.has_checkpoint
             announce_images(opened, plan, as_made=as_made)
-        loop = _prepare(run, plan, architecture.module, opened, folder, control, stack)
+        loop = prepare_loop(run, plan, architecture.module, opened, folder, control, stack)
         finished = loop.run(callbacks)
         if comm.rank == 0:
             # A job that was asked to stop has no time for maps.
@@ -117,39 +110,3 @@ def _train(
         wait_quietly(comm)
         watchdog.arm("the end of the run", SLOW)
     return 0 if finished else STOPPED
-
-
-def _prepare(
-    run: RunFile,
-    plan: RunPlan,
-    module: nn.Module | None,
-    opened: RunImages,
-    folder: RunFolder,
-    control: RankControl,
-    stack: ExitStack,
-) -> Loop:
-    """Survey the images, build and prove the network, and return the loop. Collective.
-
-    Args:
-        module: The user module, on the rank that made it; its proof uses it up.
-    """
-    comm, watchdog, stop = control.comm, control.watchdog, control.stop
-    watchdog.arm("the start of the run", SLOW)
-    devices = RunDevices.choose(run.device, run.num_partitions, comm)
-    devices.compute_in(run.precision, stack, comm)
-    survey = run_survey(opened, plan, run.reading, folder.path, comm, watchdog, stop)
-    watchdog.arm("the plan and the proof of the run", SLOW)
-    weights = class_weights(run.class_weights, run.class_names, survey.class_pixels, comm)
-    with agreed(comm):
-        statistics = run.network.statistics or (survey.mean, survey.std)
-        plan = replace(plan, record=folder.record(plan.record, *statistics))
-    if run.swap in ("off", False):
-        sizes = [image.size for image in opened.images]
-        plan = stack_crops(plan, run.batch_size, sizes, run.optimizer, devices.partitions, comm)
-    with agreed(comm):
-        data = RunData.of(run, plan, opened, survey.classes_in_cells, comm.rank)
-    network = proved_network(run, plan, module, data, devices, control)
-    loss = run.loss_with(weights)
-    validation = RunValidation.of(run, network, loss, data, folder, control)
-    end_if_asked(comm, stop)
-    return Loop(run, network, data, loss, validation, folder, control)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.opaque import Opaque
-from tilenet.geometry.tiles import Cut, HaloRule, Span, Tile, Tiling, cut
+from tilenet.geometry.tiles import Cut, Span, Tile, Tiling, cut
 from tilenet.model.skips import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.memory.map_limits import countable

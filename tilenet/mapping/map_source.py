@@ -12,8 +12,9 @@ from torch import nn
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
+from tilenet.geometry.halo_rule import HaloRule, halo_rule
 from tilenet.geometry.opaque import no_code
-from tilenet.geometry.tiles import HaloRule, Tiling, halo_rule
+from tilenet.geometry.tiles import Tiling
 from tilenet.geometry.windows import Part, Window
 from tilenet.mapping.fingerprint import describe_files, hash_file, list_files
 from tilenet.mapping.mapper import Computed, Mapper, Output
@@ -92,7 +93,7 @@ class MapSource:
                 f"{len(record.bands)}, bands: {len(image.bands)}); name each of them in order"
             )
         precision = prediction.precision or record.precision
-        rule = halo_rule(prediction.halo, record.context(), record.layers, record.epsilon_px)
+        rule = halo_rule(prediction.halo, record.layers, record.epsilon_px)
         window = image.window_of(Part(prediction.bbox, prediction.window))
         output = _choose_output(prediction.output, record, folder)
         return cls(folder, record, network.eval(), image, window, precision, rule, output)

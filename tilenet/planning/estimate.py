@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.choices import Checkpointing, HaloMode
-from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import halo_rule
 from tilenet.geometry.maps import map_shapes
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut, halo_rule
+from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.planning.balance import block_seconds, without_cuts
 from tilenet.planning.compatibility import mini_batch_sizes, most_micro_batches, most_stacked
 from tilenet.planning.memory.flow import flow_bytes
@@ -76,12 +76,8 @@ class Estimator:
     def __init__(self, question: Question) -> None:
         self.question = question
         self.layers = question.layers
-        context = context_of(self.layers)
-        self.rule = (
-            HaloRule(0, context.alignment_px, exchanged=True)
-            if question.halo_mode in ("exchange", "sweep")
-            else halo_rule(question.halo, context, self.layers, question.epsilon_px)
-        )
+        exchanged = question.halo_mode in ("exchange", "sweep")
+        self.rule = halo_rule(question.halo, self.layers, question.epsilon_px, exchanged=exchanged)
         self.mesh = lru_cache(maxsize=None)(self._mesh)
         self.tiling = lru_cache(maxsize=None)(self._tiling)
         self.times = lru_cache(maxsize=None)(self._times)

@@ -6,7 +6,7 @@ from math import prod
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.tiles import halo_rule
+from tilenet.geometry.halo_rule import halo_rule
 from tilenet.planning.compatibility import obstacle, whole_image
 from tilenet.planning.halo_modes import plan_modes
 from tilenet.planning.kept_maps import kept_cells
@@ -184,7 +184,7 @@ def _map_lines(plan: Plan) -> list[str]:
     question, layers = plan.question, plan.question.layers
     if plan.layout.partitions > 1 or question.halo != "exact":
         return []
-    rule = halo_rule("exact", context_of(layers), layers, 0)
+    rule = halo_rule("exact", layers)
     limit, item_bytes = question.limit_bytes // MAP_SHARE, ITEM_BYTES[question.precision]
     ranks = prod(plan.mesh)
     map_question = MapQuestion(

@@ -17,12 +17,14 @@ from typing import Literal
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.bands import read_ratio
-from tilenet.geometry.halo import context_of, prefix_halo_px, summed_cells
+from tilenet.geometry.halo import context_of, summed_cells
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Cellwise, Conv, Layer, Norm, TransposedConv
-from tilenet.geometry.maps import fewest_cells, map_shapes
+from tilenet.geometry.maps import check_cells, fewest_cells, map_shapes
 from tilenet.geometry.ownership import check_shares
+from tilenet.geometry.prefix import prefix_halo_px
 from tilenet.geometry.sweep import maps_before
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, check_cells, cut
+from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.planning.kept_maps import kept_maps
 from tilenet.planning.memory.inference import inference_bytes
 from tilenet.planning.memory.map_limits import countable

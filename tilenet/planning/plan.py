@@ -8,13 +8,14 @@ from typing import Any, Literal, get_args
 
 from tilenet.choices import Checkpointing, Pipelining
 from tilenet.errors import TilenetError
-from tilenet.geometry.layer_json import check_layers, layer_from_json, layer_to_json
 from tilenet.geometry.layers import Layer
+from tilenet.geometry.legal_layers import check_layers
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.machines import Machine
 from tilenet.planning.swap.plan import SwapPlan
 from tilenet.planning.time.profile import Profile
 from tilenet.storage.atomic import write_aside
+from tilenet.storage.layer_json import layer_from_json, layer_to_json
 from tilenet.storage.strict_json import parsed_json
 
 __all__ = [

@@ -9,8 +9,8 @@ from math import inf, prod
 
 from tilenet.choices import Checkpointing, HaloMode
 from tilenet.errors import TilenetError
-from tilenet.geometry.maps import output_size
-from tilenet.geometry.tiles import Cut, check_cells, cut
+from tilenet.geometry.maps import check_cells, output_size
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.windows import Window
 from tilenet.planning.balance import (
     check_balance,

@@ -9,10 +9,11 @@ from functools import partial
 from math import prod
 
 from tilenet.errors import TilenetError
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Conv, Layer, TransposedConv
-from tilenet.geometry.maps import map_shapes
+from tilenet.geometry.maps import check_cells, map_shapes
 from tilenet.geometry.ownership import check_shares
-from tilenet.geometry.tiles import Cut, HaloRule, Span, Tiling, check_cells, cut
+from tilenet.geometry.tiles import Cut, Span, Tiling, cut
 from tilenet.geometry.windows import Window
 from tilenet.planning.compatibility import whole_image
 

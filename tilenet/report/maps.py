@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import Tile, halo_rule
+from tilenet.geometry.halo_rule import halo_rule
+from tilenet.geometry.tiles import Tile
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Mapper
 from tilenet.model.dtypes import parameter_dtype
@@ -91,7 +92,7 @@ def computed_maps(view: RunView, image: Raster, blocks: Sequence[Window]) -> Sma
     question = MapQuestion(
         layers=record.layers,
         size=image.size,
-        rule=halo_rule("exact", record.context(), record.layers, record.epsilon_px),
+        rule=halo_rule("exact", record.layers, record.epsilon_px),
         halo_asked=False,
         tile_px=None,
         num_ranks=1,

@@ -7,16 +7,11 @@ from typing import Any, get_args
 from tilenet.choices import Precision
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context, context_of
-from tilenet.geometry.layer_json import (
-    MOST_HALO_PX,
-    check_grids,
-    check_layers,
-    layer_from_json,
-    layer_to_json,
-)
 from tilenet.geometry.layers import Layer
+from tilenet.geometry.legal_layers import MOST_HALO_PX, check_grids, check_layers
 from tilenet.geometry.opaque import Opaque, opaque_of
 from tilenet.storage.class_names import check_class_names
+from tilenet.storage.layer_json import layer_from_json, layer_to_json
 
 __all__ = ["NetworkRecord"]
 

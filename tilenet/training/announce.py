@@ -17,7 +17,7 @@ from tilenet.planning.mesh import tiles_of
 from tilenet.planning.plan import read_plan
 from tilenet.training.images.open import RunImages
 from tilenet.training.network import RunNetwork
-from tilenet.training.setup import RunPlan
+from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.swept import AnyPipe
 
 __all__ = ["announce", "announce_images", "say_states_beyond"]

@@ -17,8 +17,8 @@ from tilenet.parallel.sums.shares import Shares
 from tilenet.parallel.sums.transport_choice import exchange_from
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.planning.memory.states import state_bytes
-from tilenet.training.setup import RunPlan
-from tilenet.training.swap import SwapRequest, decide_swaps, device_bytes, pipe_swaps
+from tilenet.training.setup.run_plan import RunPlan
+from tilenet.training.setup.swap import SwapRequest, decide_swaps, device_bytes, pipe_swaps
 from tilenet.training.swept import AnyPipe, swept_pipe
 
 if TYPE_CHECKING:

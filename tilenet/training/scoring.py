@@ -21,7 +21,7 @@ from torch import Tensor
 from tilenet.data.labels.source import ValidationImage
 from tilenet.data.survey import survey
 from tilenet.errors import AgreedError
-from tilenet.geometry.tiles import halo_rule
+from tilenet.geometry.halo_rule import halo_rule
 from tilenet.mapping.choose import decide_map
 from tilenet.mapping.job import MapJob, Placement
 from tilenet.mapping.mapper import Mapper
@@ -115,13 +115,12 @@ class Validation:
         self.watchdog, self.comm = control.watchdog, control.comm
         record, devices, comm = self.record, self.devices, self.comm
         self.dtype = parameter_dtype(record.precision)
-        context = record.context()
         if whole := [part for part in images if part.windows is None]:
             # What is wrong with them is found before the first step, not after an epoch.
             files = [part.image for part in whole], [part.labels for part in whole]
             number = len(record.classes)
             survey(*files, number, None, comm, watchdog=self.watchdog, requests=control.stop)
-        rule = halo_rule("exact", context, record.layers, record.epsilon_px)
+        rule = halo_rule("exact", record.layers, record.epsilon_px)
         self.plans = [
             decide_map(
                 MapQuestion(

@@ -12,7 +12,7 @@ from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.memory.trained_sweeps import plan_sweeps
 from tilenet.planning.time.roofline import ITEM_BYTES
-from tilenet.training.setup import RunPlan
+from tilenet.training.setup.run_plan import RunPlan
 
 __all__ = ["AnyPipe", "swept_pipe"]
 

@@ -11,9 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from zoo import network
 
 from tilenet.adoption.adopt import adopt
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import Sweeps, strip_edges
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import Network, build_network
 from tilenet.model.skips import Origin

@@ -19,8 +19,9 @@ from torchgpipe.skip.layout import inspect_skip_layout
 from torchgpipe.skip.tracker import use_skip_tracker
 
 from tilenet.choices import HaloMode
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Conv, Expand, GlobalPool, Layer, Pool, Stash, Upsample
-from tilenet.geometry.tiles import HaloRule, Span, Tiling
+from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window
 from tilenet.model.network import build_network
 from tilenet.model.skips import Origin, OriginTracker

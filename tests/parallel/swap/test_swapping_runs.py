@@ -16,9 +16,9 @@ from whole_image import random_scene
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.library.whole_run import train
 from tilenet.planning.machines import machine
-from tilenet.training import swap as run_swap
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.setup import swap as run_swap
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -153,7 +153,7 @@ def test_the_rank_with_least_room_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = a_run(comm, shared_path, NETWORKS["valid"], swap="auto")
-    monkeypatch.setattr("tilenet.training.swap._limit_bytes", lambda *_: (9 - comm.rank) << 30)
+    monkeypatch.setattr(run_swap, "_limit_bytes", lambda *_: (9 - comm.rank) << 30)
     assert train(replace(run, steps=1), comm=comm) == 0
     said = comm.bcast(capfd.readouterr().err)
     assert f"there is {10 - comm.size}.00 GiB" in said
@@ -167,7 +167,7 @@ def test_ranks_share_a_nodes_memory_and_momentum_takes_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = replace(machine("local"), memory_bytes=10 << 30)
-    monkeypatch.setattr("tilenet.training.swap.machine", lambda _: node)
+    monkeypatch.setattr("tilenet.training.setup.swap.machine", lambda _: node)
     run = replace(a_run(comm, shared_path, NetworkKeys(poolings=2, base=64), swap="auto"), steps=0)
     needed = []
     for momentum in (0.0, 0.9):

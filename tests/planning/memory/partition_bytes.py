@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import Sweeps
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.windows import Window
 from tilenet.model.loss import Loss
 from tilenet.model.network import Network

@@ -7,7 +7,8 @@ from flow_bytes import bytes_in_flow
 from test_trained_bytes import built
 
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.halo_rule import HaloRule
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.parallel.exchange.network import spatial_network
 from tilenet.planning.balance import likely_balance
 from tilenet.planning.memory import flow

@@ -12,8 +12,8 @@ from tilenet.__main__ import main
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.plan import OwnNetwork, Plan, Question, write_plan
 from tilenet.planning.search import Search
-from tilenet.training.architecture import Architecture
 from tilenet.training.config.keys import NetworkKeys
+from tilenet.training.setup.architecture import Architecture
 from tilenet.training.step import Step, StepResult
 
 SIZE = 192, 160

@@ -12,9 +12,10 @@ from zoo import network
 
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.halo import context_of
+from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import Sweeps, strip_edges
-from tilenet.geometry.tiles import Cut, HaloRule, cut
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.model.loss import Loss

@@ -10,7 +10,8 @@ import pytest
 from questions import small_machine
 
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.tiles import Cut, HaloRule, Tiling, cut
+from tilenet.geometry.halo_rule import HaloRule
+from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.plan import Layout, Question

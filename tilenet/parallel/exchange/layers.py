@@ -17,12 +17,13 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Upsample
 from tilenet.geometry.maps import map_grids
-from tilenet.geometry.ownership import AxisShares, LayerHalo, halo_of, takes_copy, tiling_shares
+from tilenet.geometry.ownership import AxisShares, LayerHalo, halo_of, tiling_shares
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.cellwise import kernel_of
 from tilenet.model.modules import block_max
 from tilenet.model.skips import Origin, origin_under_way
 from tilenet.parallel.exchange.conv import Shape, convolve
+from tilenet.parallel.exchange.copied import takes_copy
 from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend
 
 if TYPE_CHECKING:

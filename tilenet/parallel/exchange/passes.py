@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tilenet.geometry.halo import unjoined
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.ownership import own_cells, tiling_shares
+from tilenet.geometry.prefix import unjoined
 from tilenet.geometry.tiles import Tiling
 from tilenet.geometry.windows import Window
 from tilenet.model.network import Network

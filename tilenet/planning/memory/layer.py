@@ -33,13 +33,13 @@ from tilenet.geometry.layers import (
     Upsample,
 )
 from tilenet.geometry.maps import map_shapes
-from tilenet.geometry.ownership import takes_copy
 from tilenet.model.dropout import MaskKey
 from tilenet.model.dtypes import AUTOCAST, parameter_dtype
 from tilenet.model.gpipe import use_own_skips
 from tilenet.model.in_place import in_place
 from tilenet.model.network import build_layer
 from tilenet.model.skips import stash_layer
+from tilenet.parallel.exchange.copied import takes_copy
 from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.live import LiveBytes
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.layer_json import layer_from_json, layer_to_json
 from tilenet.geometry.layers import Layer
 from tilenet.planning.time.layer_time import LayerTime
+from tilenet.storage.layer_json import layer_from_json, layer_to_json
 from tilenet.storage.strict_json import parsed_json
 
 __all__ = ["Profile", "ProfiledLayer", "layer_times_of_profile", "read_profile"]

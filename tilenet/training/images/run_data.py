@@ -11,7 +11,7 @@ from tilenet.training.config.run_file import RunFile
 from tilenet.training.images.open import RunImages
 from tilenet.training.images.tile_reader import TileReader
 from tilenet.training.images.workload import RankWork
-from tilenet.training.setup import RunPlan
+from tilenet.training.setup.run_plan import RunPlan
 
 __all__ = ["RunData"]
 

@@ -25,7 +25,7 @@ from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
 from tilenet.training.images.open import RunImages
-from tilenet.training.setup import RunPlan
+from tilenet.training.setup.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI

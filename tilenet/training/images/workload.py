@@ -21,8 +21,8 @@ from tilenet.planning.compatibility import stacks
 from tilenet.planning.mesh import tiles_of
 from tilenet.training.images.tile_reader import TileReader
 from tilenet.training.images.work import ReadTile, Work
-from tilenet.training.setup import RunPlan
-from tilenet.training.swap import Load
+from tilenet.training.setup.run_plan import RunPlan
+from tilenet.training.setup.swap import Load
 
 __all__ = ["RankWork"]
 

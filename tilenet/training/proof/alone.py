@@ -13,7 +13,8 @@ from torch import nn
 
 from tilenet.adoption.adopt import Adopted
 from tilenet.errors import TilenetError
-from tilenet.geometry.tiles import Cut, HaloRule, cut, halo_rule
+from tilenet.geometry.halo_rule import HaloRule, halo_rule
+from tilenet.geometry.tiles import Cut, cut
 from tilenet.parallel.proof import Difference, check_rounding, no_trace
 from tilenet.parallel.ranks.devices import NodePlace
 from tilenet.parallel.ranks.layout import RunDevices
@@ -24,7 +25,7 @@ from tilenet.planning.small_image import ImageQuestion, choose_number_too, untes
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.proof.reference import Problem, random_problem
 from tilenet.training.proof.run import compare
-from tilenet.training.setup import RunPlan
+from tilenet.training.setup.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -97,7 +98,7 @@ def _problem(adopted: Adopted, grid: tuple[int, int], *, inner: bool = False) ->
         inner: Compute one tile that lies inside of the image, forward; else all tiles.
     """
     layers, unit = adopted.layers, adopted.context.alignment_px
-    rule = halo_rule("exact", adopted.context, layers, 0)
+    rule = halo_rule("exact", layers)
     # Uneven tiles; one inside is large, since a smaller one reads more than its halo.
     rows, columns = (unit * (tiles if inner else 2 * tiles - 1) for tiles in grid)
     question = ImageQuestion(

@@ -45,9 +45,9 @@ from tilenet.training.proof.reference import (
     scale_of,
 )
 from tilenet.training.proof.tiles import run_tiles
-from tilenet.training.setup import RunPlan
+from tilenet.training.setup.run_plan import RunPlan
+from tilenet.training.setup.swap import SwapRequest
 from tilenet.training.states import sharers_of
-from tilenet.training.swap import SwapRequest
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -19,7 +19,7 @@ from tilenet.planning.compatibility import mini_batch_sizes, stacks
 from tilenet.planning.mesh import tiles_of
 from tilenet.training.network import RunNetwork
 from tilenet.training.proof.reference import Problem, scale_of, without_dropout
-from tilenet.training.setup import RunPlan
+from tilenet.training.setup.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI

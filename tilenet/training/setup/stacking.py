@@ -18,7 +18,7 @@ from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.mesh import most_tiles
 from tilenet.training.config.keys import OptimizerKeys
-from tilenet.training.setup import RunPlan
+from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.states import sharers_of
 
 if TYPE_CHECKING:

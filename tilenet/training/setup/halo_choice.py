@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilenet.errors import TilenetError
-from tilenet.training.architecture import Architecture
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.setup import RunPlan, Shape, plan_run, tiled_sizes
+from tilenet.training.setup.architecture import Architecture
+from tilenet.training.setup.decide import plan_run, tiled_sizes
+from tilenet.training.setup.run_plan import RunPlan, Shape
 
 __all__ = ["HaloChoice", "choose_halo_mode"]
 

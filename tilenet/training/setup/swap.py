@@ -24,7 +24,7 @@ from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.measured import measure_layers
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.config.keys import SwappingKeys
-from tilenet.training.setup import RunPlan
+from tilenet.training.setup.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI

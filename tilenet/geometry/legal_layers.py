@@ -1,10 +1,10 @@
-"""Layers as JSON, and whether a list of them is a network: a file may hold anything.
+"""Whether a list of layers is a network: a file may hold anything.
 
 What is refused here would end in an error of torch, fill the memory, or never end.
 """
 
 import re
-from dataclasses import Field, asdict, fields, replace
+from dataclasses import Field, fields, replace
 from math import isfinite, lcm
 from typing import Any, get_args, get_origin
 
@@ -12,7 +12,6 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.coordinates import Coordinates
 from tilenet.geometry.grid import Grid
 from tilenet.geometry.layers import (
-    Activation,
     Cellwise,
     Conv,
     Dropout,
@@ -27,59 +26,9 @@ from tilenet.geometry.layers import (
     Upsample,
     walk,
 )
-from tilenet.geometry.older_layers import as_cellwise
 from tilenet.geometry.opaque import Opaque
 
-__all__ = ["KINDS", "POP", "check_grids", "check_layers", "layer_from_json", "layer_to_json"]
-
-KINDS: dict[str, type[Layer]] = {
-    kind.kind: kind
-    for kind in (
-        Conv, TransposedConv, Pool, Upsample, Norm, Dropout, Activation, Cellwise, Stash, Join,
-        GlobalPool, Expand, Coordinates, Opaque,
-    )
-}  # fmt: skip
-
-
-POP = "pop"  # how a join of the map with one stashed map behind it is written
-
-
-def layer_to_json(layer: Layer) -> dict[str, Any]:
-    """The layer as a plain dictionary; `kind` names its class.
-
-    A join of the map with one stashed map behind it is a `pop`, as in checkpoints before there were
-    other joins: programs that read these go on reading U-Nets.
-    """
-    match layer:
-        case Join(wide, out, (name,), "concatenate", 0, fit):
-            channels = {"in_channels": wide, "out_channels": out}
-            return {"kind": POP, **channels, "name": name, "fit": fit}
-    return {"kind": layer.kind, **asdict(layer)}
-
-
-def layer_from_json(entry: dict[str, Any]) -> Layer:
-    """The layer that `layer_to_json` wrote, also before a kind had all of its fields.
-
-    Raises:
-        TilenetError: The entry is not a layer that this version knows.
-    """
-    values: dict[str, Any] = {key: value for key, value in entry.items() if key != "kind"}
-    if (older := as_cellwise(entry)) is not None:
-        return older
-    if entry.get("kind") == POP and "name" in values:
-        entry, values["kept"] = {"kind": "join"}, [values.pop("name")]
-    kind = KINDS.get(str(entry.get("kind")))
-    required = {"in_channels", "out_channels"}
-    if kind is None or not required <= set(values) <= {field.name for field in fields(kind)}:
-        raise TilenetError(
-            f"a layer must have a known kind and that kind's fields (got {_short(entry)}); "
-            f"known kinds: {', '.join(KINDS)}"
-        )
-    return kind(**{key: _frozen(value) for key, value in values.items()})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
+__all__ = ["check_grids", "check_layers"]
 
 
 MOST_LAYERS = 10_000
@@ -89,7 +38,6 @@ MOST_CELLS = 2**12  # of a kernel, a stride, a padding, a dilation
 MOST_ALIGNMENT_PX = 2**15  # that of 10 poolings is 2¹⁰
 MOST_HALO_PX = 2**20
 MOST_STEPS = 2**18  # layers times alignment: a second or two
-MOST_SAID = 200
 WEIGHT = re.compile(r"weight|bias|w\d{1,4}")  # names of a cellwise layer's weights
 MOST_PARTS, MOST_NUMBER = 2**12, 2**63
 
@@ -122,7 +70,7 @@ def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
         if wrong is not None:
             raise TilenetError(
                 f"layers must follow on one another (layer {number} of network.json, {layer.kind}: "
-                f"{wrong} is {_short(getattr(layer, wrong))}, it is given {channels} channels); "
+                f"{wrong} is {getattr(layer, wrong)!r:.200}, it is given {channels} channels); "
                 "use another checkpoint"
             )
         if isinstance(layer, Stash):
@@ -132,7 +80,7 @@ def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
         raise TilenetError(
             f"a network gives one channel per class and takes every map that it keeps "
             f"(network.json: {channels} channels, {classes} classes, kept to the end: "
-            f"{_short(list(stashed)) if stashed else 'none'}); use another checkpoint"
+            f"{list(stashed) if stashed else 'none'!s:.200}); use another checkpoint"
         )
 
 
@@ -162,12 +110,6 @@ def check_grids(layers: tuple[Layer, ...]) -> None:
         return out
 
     walk(layers, Grid(), through)
-
-
-def _short(value: object) -> str:
-    """A value of a file for a sentence."""
-    text = repr(value)
-    return text if len(text) <= MOST_SAID else f"{text[:MOST_SAID]}…"
 
 
 def _is_sound(layer: Layer, part: "Field[Any]") -> bool:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted
-from tilenet.geometry.layer_json import layer_from_json, layer_to_json
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.share import share_tensors
 from tilenet.parallel.ranks.together import RankControl, together
-from tilenet.training.architecture import Architecture
+from tilenet.storage.layer_json import layer_from_json, layer_to_json
 from tilenet.training.config.keys import NetworkKeys
+from tilenet.training.setup.architecture import Architecture
 
 if TYPE_CHECKING:
     from mpi4py import MPI
