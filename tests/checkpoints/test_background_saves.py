@@ -9,9 +9,9 @@ import torch
 from checkpointed_run import assert_same, train
 from safetensors.torch import load_file
 
-import tilenet.training.folder
 from tilenet.storage.checkpoints import FILES
 from tilenet.storage.checksums import wrong_file
+from tilenet.training.folder import run_folder
 from tilenet.training.step import Step
 
 
@@ -19,7 +19,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     scene: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each save but the last waits for the step after it, and the next save for it."""
-    run, real, take = tmp_path / "run", tilenet.training.folder.save_checkpoint, Step.take
+    run, real, take = tmp_path / "run", run_folder.save_checkpoint, Step.take
     made = [threading.Event() for _ in range(7)]
     under_way, most = [], []
 
@@ -40,10 +40,10 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         assert under_way == []  # one copy at a time is what memory is planned for
         return copies(values)
 
-    copies = tilenet.training.folder._copies
-    monkeypatch.setattr(tilenet.training.folder, "_copies", copied)
-    monkeypatch.setattr(tilenet.training.folder, "in_background", lambda parameter: True)
-    monkeypatch.setattr(tilenet.training.folder, "save_checkpoint", slow)
+    copies = run_folder.host_copies
+    monkeypatch.setattr(run_folder, "host_copies", copied)
+    monkeypatch.setattr(run_folder, "in_background", lambda parameter: True)
+    monkeypatch.setattr(run_folder, "save_checkpoint", slow)
     monkeypatch.setattr(Step, "take", noted)
     assert train(scene, run) == 0
     assert (under_way, most) == ([], [1, 1, 1])
@@ -57,7 +57,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 def test_a_run_that_ends_early_waits_for_its_checkpoint(
     scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real, take = tmp_path / "run", tilenet.training.folder.save_checkpoint, Step.take
+    run, real, take = tmp_path / "run", run_folder.save_checkpoint, Step.take
     fails = threading.Event()
 
     def slow(*arguments: Any, **more: Any) -> Path:
@@ -67,11 +67,11 @@ def test_a_run_that_ends_early_waits_for_its_checkpoint(
     def failing(self: Step, step: int, *rest: Any) -> Any:
         if step == 2:
             fails.set()
-            raise tilenet.training.folder.TilenetError("a raster broke")
+            raise run_folder.TilenetError("a raster broke")
         return take(self, step, *rest)
 
-    monkeypatch.setattr(tilenet.training.folder, "in_background", lambda parameter: True)
-    monkeypatch.setattr(tilenet.training.folder, "save_checkpoint", slow)
+    monkeypatch.setattr(run_folder, "in_background", lambda parameter: True)
+    monkeypatch.setattr(run_folder, "save_checkpoint", slow)
     monkeypatch.setattr(Step, "take", failing)
     assert train(scene, run) == 1
     assert wrong_file(run / "last", FILES) is None

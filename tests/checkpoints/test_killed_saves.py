@@ -15,7 +15,7 @@ import torch
 from checkpointed_run import assert_same, train
 from safetensors.torch import load_file, save_file
 
-import tilenet.training.folder
+import tilenet.training.folder.run_folder
 from tilenet.storage import checkpoints as module
 from tilenet.storage.checkpoints import (
     FILES,
@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_to_the_same_numbers(
     name: str,
     which: int,
 ) -> None:
-    run, real = tmp_path / "run", tilenet.training.folder.save_checkpoint
+    run, real = tmp_path / "run", tilenet.training.folder.run_folder.save_checkpoint
 
     def killed(number: int, event: str) -> None:
         if event == name and counted.names.count(name) == which:
@@ -178,7 +178,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_to_the_same_numbers(
             return real(folder, step, *rest, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tilenet.training.folder, "save_checkpoint", saved)
+        patch.setattr(tilenet.training.folder.run_folder, "save_checkpoint", saved)
         assert train(scene, run, **{"checkpoints.keep": 1}) == 1
     assert "Killed" in capsys.readouterr().err
     step = json.loads((run / "last" / "progress.json").read_text())["step"]

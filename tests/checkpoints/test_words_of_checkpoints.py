@@ -49,7 +49,7 @@ def test_the_checkpoint_that_is_kept_is_named_by_its_step(
         return real(run, number, *arguments, **more)
 
     real = weights.save_checkpoint
-    monkeypatch.setattr("tilenet.training.folder.save_checkpoint", save)
+    monkeypatch.setattr("tilenet.training.folder.run_folder.save_checkpoint", save)
     monkeypatch.setattr(Step, "take", spoilt)
     more = {"validation.every": 100}
     assert train(scene, tmp_path / "run", **more) == 1

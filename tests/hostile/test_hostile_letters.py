@@ -17,7 +17,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.mapping.writing.target import check_target, put_map
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.config.read import read_run_file
-from tilenet.training.folder import RunFolder
+from tilenet.training.folder.run_folder import RunFolder
 
 Write = Callable[..., str]
 

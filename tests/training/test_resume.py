@@ -14,7 +14,7 @@ from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 from whole_image import random_scene
 
 import tilenet.library.whole_run
-import tilenet.training.folder
+import tilenet.training.folder.run_folder
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.layers import Conv
 from tilenet.library.whole_run import train
@@ -123,7 +123,7 @@ def test_a_save_that_fails_in_the_background_is_raised_by_all(
 ) -> None:
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("adamw", 0.01))
     wanted = whole(run, comm)
-    real, take = tilenet.training.folder.save_checkpoint, Step.take
+    real, take = tilenet.training.folder.run_folder.save_checkpoint, Step.take
     folders: list[Any] = []
 
     def full(folder: Path, step: int, *rest: Any, **more: Any) -> Path:
@@ -136,16 +136,16 @@ def test_a_save_that_fails_in_the_background_is_raised_by_all(
             one._saving.finish()
         return take(self, *arguments)
 
-    original = tilenet.training.folder.RunFolder.__init__
+    original = tilenet.training.folder.run_folder.RunFolder.__init__
 
     def made(self, *arguments, **options):  # type: ignore[no-untyped-def]
         original(self, *arguments, **options)
         folders.append(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tilenet.training.folder, "in_background", lambda parameter: True)
-        patch.setattr(tilenet.training.folder, "save_checkpoint", full)
-        patch.setattr(tilenet.training.folder.RunFolder, "__init__", made)
+        patch.setattr(tilenet.training.folder.run_folder, "in_background", lambda parameter: True)
+        patch.setattr(tilenet.training.folder.run_folder, "save_checkpoint", full)
+        patch.setattr(tilenet.training.folder.run_folder.RunFolder, "__init__", made)
         patch.setattr(Step, "take", noted)
         with pytest.raises(AgreedError, match=rf"writable to its end \(step {fails}\)"):
             train(run, comm=comm)

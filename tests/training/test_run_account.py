@@ -22,11 +22,11 @@ from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.health import peak_memory
 from tilenet.parallel.health.exchange_clock import EXCHANGING, ExchangeClock
 from tilenet.report import page as write
-from tilenet.training import record
 from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.log import RunLog
+from tilenet.training.folder import record
+from tilenet.training.folder.log import RunLog
 
 INSTANCE = NetworkKeys(poolings=2, base=4, norm="instance")
 PLAIN = NetworkKeys(poolings=2, base=4)

@@ -11,7 +11,7 @@ import pytest
 from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.scores import scores
 from tilenet.storage.tensorboard import Scalars
-from tilenet.training.log import RunLog
+from tilenet.training.folder.log import RunLog
 from tilenet.training.scoring import Validated
 from tilenet.training.step import StepResult
 

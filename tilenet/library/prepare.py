@@ -10,7 +10,7 @@ from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.together import RankControl, end_if_asked
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.folder import RunFolder
+from tilenet.training.folder.run_folder import RunFolder
 from tilenet.training.images.open import RunImages
 from tilenet.training.images.run_data import RunData
 from tilenet.training.images.survey import class_weights, run_survey

@@ -14,7 +14,7 @@ from tilenet.parallel.ranks.comm import end_where_uncaught, world
 from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.training.config.read import read_keys, with_listed_images
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.log import Callbacks, RowCallback
+from tilenet.training.folder.log import Callbacks, RowCallback
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -15,10 +15,10 @@ from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.report.page import try_report
 from tilenet.training.announce import announce_images
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.folder import RunFolder
+from tilenet.training.folder.log import NO_CALLBACKS, Callbacks
+from tilenet.training.folder.run_folder import RunFolder
 from tilenet.training.images.held_out import hold_out
 from tilenet.training.images.open import agree_on_files, open_images
-from tilenet.training.log import NO_CALLBACKS, Callbacks
 from tilenet.training.setup.decide import plan_run
 from tilenet.training.setup.share import share_architecture
 

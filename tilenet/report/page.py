@@ -15,7 +15,7 @@ from tilenet.report.places import places
 from tilenet.report.resources import resources
 from tilenet.report.run_view import RunView, Section
 from tilenet.storage.atomic import write_aside
-from tilenet.training.folder import REPORT
+from tilenet.training.folder.files import REPORT
 
 __all__ = ["page", "try_report", "write_report"]
 

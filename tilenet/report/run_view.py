@@ -16,7 +16,7 @@ from tilenet.storage.strict_json import parsed_json
 from tilenet.storage.tables import RunTable, read_run_table
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.folder import FACTS, KEPT_RUN_FILE
+from tilenet.training.folder.files import FACTS, KEPT_RUN_FILE
 
 __all__ = ["RunView", "Section"]
 

@@ -12,11 +12,11 @@ from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.announce import announce, say_states_beyond
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.folder import RunFolder
+from tilenet.training.folder.log import Callbacks, RunLog
+from tilenet.training.folder.record import RunAccount, keep_run
+from tilenet.training.folder.run_folder import RunFolder
 from tilenet.training.images.run_data import RunData
-from tilenet.training.log import Callbacks, RunLog
 from tilenet.training.network import RunNetwork
-from tilenet.training.record import RunAccount, keep_run
 from tilenet.training.states import average_of, optimizer_tensors
 from tilenet.training.step import Step, StepResult, Update
 from tilenet.training.validation import RunValidation

@@ -9,9 +9,9 @@ from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl
 from tilenet.scores import better
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.folder import RunFolder
+from tilenet.training.folder.log import RunLog
+from tilenet.training.folder.run_folder import RunFolder
 from tilenet.training.images.run_data import RunData
-from tilenet.training.log import RunLog
 from tilenet.training.network import RunNetwork
 from tilenet.training.scoring import Validation
 

@@ -15,8 +15,8 @@ from tilenet.parallel.health.rank_times import RankTimes
 from tilenet.parallel.swap.statistics import SwapCounts, SwapStatistics
 from tilenet.training.config.keys import SwappingKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.folder.record import RunAccount
 from tilenet.training.loop import Loop
-from tilenet.training.record import RunAccount
 
 pytestmark = pytest.mark.ranks(1, 3)
 

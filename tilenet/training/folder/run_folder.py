@@ -1,12 +1,8 @@
-"""A run's folder: history and checkpoints, and how a run continues from them.
-
-A save runs in a thread of its own while the run continues, at most one at a time.
-"""
+"""A run's folder: its checkpoints, and how a run continues from them."""
 
 import os
 import shutil
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +16,6 @@ from tilenet.model.average import WeightAverage
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, load_weights
 from tilenet.parallel.health.progress import say
-from tilenet.parallel.health.rank_times import TIMINGS
-from tilenet.parallel.health.trace import TRACE
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.sums.shares import Shares
@@ -40,68 +34,14 @@ from tilenet.storage.checkpoints import (
 from tilenet.storage.lock import Lock
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.storage.whole_checkpoint import Broken, checked_checkpoint, newest_whole
+from tilenet.training.folder.background_save import BackgroundSave, host_copies, in_background
+from tilenet.training.folder.files import RUN_FILES, TABLES
 from tilenet.training.states import fill_optimizer
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "FACTS", "KEPT_RUN_FILE", "REPORT", "TABLES", "BackgroundSave", "RunFolder",
-]  # fmt: skip
-
-
-class BackgroundSave:
-    """Runs saves one after another in a thread; `wait` raises the error of a save."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether the last save failed; `wait` says why."""
-        return self._error is not None
-
-    def start(self, save: Callable[[], object]) -> None:
-        """Begin a save, once the previous one has ended.
-
-        Raises:
-            BaseException: The error of the previous save.
-        """
-        self.wait()
-        # Not a daemon: Python does not end before the save has.
-        self._thread = threading.Thread(target=self._run, args=(save,), name="checkpoint")
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait for the current save.
-
-        Raises:
-            BaseException: The error of the save; a second call does not raise it again.
-        """
-        self.finish()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def finish(self) -> None:
-        """Wait without raising, for a caller that ends because of another error."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _run(self, save: Callable[[], object]) -> None:
-        try:
-            save()
-        except BaseException as error:
-            self._error = error
-
-
-TABLES = "history.csv", "validation.csv", "confusion.csv"
-KEPT_RUN_FILE, FACTS, REPORT = "run.yaml", "run.json", "report.html"
-RUN_FILES = (*TABLES, TRACE, KEPT_RUN_FILE, FACTS, TIMINGS, REPORT)
-
-LATER_TERMS = ("files",)  # checkpoints of older versions lack these
+__all__ = ["RunFolder"]
 
 
 class RunFolder:
@@ -291,8 +231,6 @@ class RunFolder:
             return 0
         progress = load_json(self._resumed / "progress.json")
         for name, value in self._terms.items():
-            if name in LATER_TERMS and name not in progress:
-                continue
             if progress.get(name) != value:
                 raise TilenetError(
                     f"a run goes on as it began ({name} of {self._resumed}: {progress.get(name)}, "
@@ -357,7 +295,7 @@ class RunFolder:
             progress |= {"loss_scale": scale.value, "calm_steps": scale.calm_steps}
         save = partial(save_checkpoint, self.path, step, keep=self._keep, best=best)
         if any(in_background(parameter) for parameter in network.parameters()):
-            weights, state = _copies(weights), _copies(state)
+            weights, state = host_copies(weights), host_copies(state)
             self._saving.start(partial(save, weights, record.to_json(), state, progress))
         else:
             save(weights, record.to_json(), state, progress)
@@ -387,13 +325,3 @@ class RunFolder:
         checkpoint = checkpoint_of_step(self.path, step)
         if self._write and checkpoint is not None:
             mark_best(self.path, checkpoint, self._keep)
-
-
-def in_background(parameter: Tensor) -> bool:
-    """Whether a network with this parameter is saved while training goes on."""
-    return parameter.is_cuda
-
-
-def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the host, which the next step does not change; empties `tensors`."""
-    return {name: tensors.pop(name).detach().to("cpu", copy=True) for name in list(tensors)}

@@ -10,7 +10,7 @@ from tilenet.scores import VALUE_SCORES, better
 from tilenet.storage.checkpoints import checkpoint_of_step
 from tilenet.storage.tables import COLUMNS, History
 from tilenet.storage.tensorboard import Scalars
-from tilenet.training.folder import TABLES
+from tilenet.training.folder.files import TABLES
 from tilenet.training.scoring import Validated, ValidatedNumbers
 from tilenet.training.step import StepResult
 

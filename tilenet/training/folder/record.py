@@ -25,7 +25,7 @@ from tilenet.planning.plan import planned_bytes
 from tilenet.storage.atomic import write_aside
 from tilenet.training.config.read import run_file_text
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.folder import FACTS, KEPT_RUN_FILE
+from tilenet.training.folder.files import FACTS, KEPT_RUN_FILE
 from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.step import StepResult
 from tilenet.training.swept import AnyPipe

@@ -1,0 +1,1 @@
+"""The folder of a run: checkpoints, tables, its log, and files on the run itself."""
