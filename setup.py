@@ -13,7 +13,7 @@ setup(
     package_dir={"tilenet.launch": "launch"},
     package_data={
         "tilenet": ["py.typed"],
-        "tilenet.planning": ["machines.toml"],
+        "tilenet.planning.machines": ["machines.toml"],
         "tilenet.report": ["templates/*.html"],
     },
     python_requires=">=3.10",

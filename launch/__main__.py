@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tilenet.cli.options import Arguments
 from tilenet.errors import TilenetError, UsageError, printable
-from tilenet.planning.machines import known_machines, machine
+from tilenet.planning.machines.read import known_machines, machine
 from tilenet.storage.atomic import write_aside
 
 from .commands import command, environment, quoted

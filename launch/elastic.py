@@ -5,7 +5,7 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 
 from tilenet.errors import TilenetError
-from tilenet.planning.machines import Machine
+from tilenet.planning.machines.machine import Machine
 
 from .placement import Placement
 from .planned_job import PlannedJob

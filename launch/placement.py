@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from tilenet.errors import TilenetError
-from tilenet.planning.machines import Machine
+from tilenet.planning.machines.machine import Machine
 
 from .planned_job import PlannedJob
 

@@ -10,7 +10,8 @@ from bench.report import Found, at_least, at_most
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.planning.machines import Machine, known_machines, machine
+from tilenet.planning.machines.machine import Machine
+from tilenet.planning.machines.read import known_machines, machine
 from tilenet.planning.time.measured import measure_layers
 from tilenet.planning.time.roofline import roofline
 

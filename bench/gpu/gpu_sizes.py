@@ -19,7 +19,8 @@ from bench.swapping.lms_training import Place, Way, slabs_of
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.parallel.swap.copies import measure_bandwidth
-from tilenet.planning.machines import Machine, machine
+from tilenet.planning.machines.machine import Machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.swap.plan import Demand, Speeds, plan_swaps
 from tilenet.planning.time.roofline import roofline

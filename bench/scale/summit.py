@@ -36,7 +36,8 @@ from bench.report import Claim, Found, at_least, at_most
 from bench.speed.balance import PAPER
 from tilenet.geometry.unet import PRESETS, UNetOptions
 from tilenet.planning.estimate import Estimator
-from tilenet.planning.machines import Machine, machine
+from tilenet.planning.machines.machine import Machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.plan import Layout, Question
 from tilenet.planning.search import Search
 

@@ -26,7 +26,7 @@ from tilenet.geometry.layers import Activation, Conv, Layer, Norm, Pool, Stash
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.planning.balance import block_seconds, check_balance, least_bytes, least_time
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.roofline import roofline
 

@@ -7,7 +7,8 @@ from typing import Any
 from tilenet.geometry.layers import Conv, Layer
 from tilenet.geometry.unet import NormKind, UNetOptions, unet_layers
 from tilenet.planning.estimate import Estimator
-from tilenet.planning.machines import Machine, machine
+from tilenet.planning.machines.machine import Machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.plan import Layout, Question
 from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.profile import Profile, ProfiledLayer

@@ -18,7 +18,7 @@ from tilenet.geometry.layers import Layer, Stash
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.planning.balance import block_seconds, least_time
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.roofline import ITEM_BYTES, roofline
 from tilenet.planning.time.timeline import Timeline, simulate

@@ -32,7 +32,7 @@ from bench.swapping.lms_networks import KINDS, Kind
 from bench.swapping.lms_sizes import Largest, fitting, largest, peak_of
 from bench.swapping.lms_training import Place, Training, Way, seconds_side_by_side, slabs_of
 from tilenet.parallel.swap.copies import measure_bandwidth
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
 

@@ -19,7 +19,7 @@ from tilenet.cli.check import main
 from tilenet.geometry.halo_rule import halo_rule
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning import small_image
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.mesh import choose_mesh
 from tilenet.planning.plan import OwnNetwork, Question
 from tilenet.planning.search import Search

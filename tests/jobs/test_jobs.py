@@ -19,7 +19,7 @@ from launch.__main__ import main as launch
 from launch.placement import place
 from launch.planned_job import read_job
 from tilenet.__main__ import main as tilenet
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.training.config.read import read_run_file
 from tilenet.training.setup.decide import plan_run
 

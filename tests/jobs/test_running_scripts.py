@@ -22,7 +22,7 @@ from launch.placement import place
 from launch.planned_job import PlannedJob
 from launch.scripts import Job, script
 from launch.steps import RANK
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 # Each command runs lines of Python from a file of its name, once per start and rank.

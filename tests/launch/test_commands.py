@@ -12,7 +12,7 @@ from launch.commands import HOSTS, command, environment, once_per_node
 from launch.placement import Placement, place
 from launch.planned_job import PlannedJob
 from tilenet.errors import TilenetError
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 
 sys.path.insert(0, str(Path(__file__).parent))
 import flux

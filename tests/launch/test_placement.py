@@ -12,7 +12,7 @@ from launch.placement import place
 from launch.planned_job import PlannedJob, read_job
 from tilenet.__main__ import main as tilenet
 from tilenet.errors import TilenetError
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 
 
 def job(ranks: int, partitions: int = 1, **other: Any) -> PlannedJob:

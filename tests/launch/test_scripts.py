@@ -17,7 +17,7 @@ from launch.placement import Placement, place
 from launch.planned_job import PlannedJob
 from launch.scripts import Job, script, submit_command
 from tilenet.errors import TilenetError
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 
 RECORDED = Path(__file__).with_name("recorded")
 KNOWN = Path(__file__).resolve().parents[2] / "jobs"  # tests/jobs/test_jobs.py holds them

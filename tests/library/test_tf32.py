@@ -22,7 +22,7 @@ from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.proof import no_trace
 from tilenet.parallel.ranks import tf32
 from tilenet.parallel.ranks.tf32 import has_tf32, say_where_no_tf32, tf32_if_asked
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.time.roofline import roofline
 
 Flags = tuple[bool, bool]  # whether convolutions and products may use TF32

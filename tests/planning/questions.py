@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from tilenet.geometry.unet import UNetOptions
-from tilenet.planning.machines import Machine
+from tilenet.planning.machines.machine import Machine
 from tilenet.planning.plan import Plan, Question
 from tilenet.planning.search import Search
 

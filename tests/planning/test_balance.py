@@ -19,7 +19,7 @@ from tilenet.planning.balance import (
     least_time,
     likely_balance,
 )
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.roofline import roofline
 

@@ -9,7 +9,7 @@ from questions import every_balance, every_plan, small_question
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.explain import answer
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.memory.flow import flow_bytes
 from tilenet.planning.plan import Question
 from tilenet.planning.search import Search

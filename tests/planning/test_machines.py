@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tilenet.errors import TilenetError
-from tilenet.planning.machines import LaunchFacts, known_machines, machine, user_file
+from tilenet.planning.machines.launch_facts import LaunchFacts
+from tilenet.planning.machines.read import known_machines, machine
+from tilenet.planning.machines.user_file import user_file
 
 OWN = """
 [laptop]

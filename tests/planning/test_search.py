@@ -13,7 +13,7 @@ from questions import every_balance, every_plan, small_machine, small_question
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, UNetOptions
 from tilenet.planning.compatibility import whole_image
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.memory import states
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.mesh import MeshShape, tiles_of

@@ -23,7 +23,7 @@ from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.explain import GIB, answer, explain, in_px
-from tilenet.planning.machines import known_machines, machine
+from tilenet.planning.machines.read import known_machines, machine
 from tilenet.planning.memory.paper import level_bytes
 from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.planning.plan import MODES, OwnNetwork, Plan, Question, write_plan

@@ -15,7 +15,7 @@ from tilenet.library.predict import given_network
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.parallel.ranks.comm import agreed, run_as_rank, world
 from tilenet.parallel.ranks.together import together
-from tilenet.planning.machines import PRECISIONS
+from tilenet.planning.machines.values import PRECISIONS
 from tilenet.planning.plan import read_plan
 
 __all__ = ["main"]

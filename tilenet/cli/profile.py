@@ -25,7 +25,7 @@ from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import build_network
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices
 from tilenet.parallel.ranks.tf32 import has_tf32, tf32_if_asked
-from tilenet.planning.machines import PRECISIONS
+from tilenet.planning.machines.values import PRECISIONS
 from tilenet.planning.time.measured import measure_layers
 from tilenet.planning.time.profile import Profile, ProfiledLayer
 from tilenet.storage.atomic import write_aside

@@ -17,7 +17,7 @@ from tilenet.geometry.unet import UNetOptions
 from tilenet.library.names import check_names
 from tilenet.library.network import first_bands, network_keys
 from tilenet.planning.explain import answer, explain, in_gib, in_seconds
-from tilenet.planning.machines import machine as facts_of
+from tilenet.planning.machines.read import machine as facts_of
 from tilenet.planning.plan import OwnNetwork, Plan, Question, write_plan
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.setup.architecture import Architecture

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.roofline import roofline
 

@@ -11,7 +11,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.legal_layers import check_layers
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.machines import Machine
+from tilenet.planning.machines.machine import Machine
 from tilenet.planning.swap.plan import SwapPlan
 from tilenet.planning.time.profile import Profile
 from tilenet.storage.atomic import write_aside

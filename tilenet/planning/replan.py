@@ -11,7 +11,8 @@ from typing import Any, get_args
 from tilenet.choices import Checkpointing, Pipelining
 from tilenet.errors import TilenetError
 from tilenet.planning.estimate import Estimator
-from tilenet.planning.machines import PRECISIONS, checked_machine
+from tilenet.planning.machines.read import checked_machine
+from tilenet.planning.machines.values import PRECISIONS
 from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.planning.plan import MODES, Question, read_plan
 

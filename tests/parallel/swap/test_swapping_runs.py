@@ -15,7 +15,7 @@ from whole_image import random_scene
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.library.whole_run import train
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, SwappingKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.setup import swap as run_swap

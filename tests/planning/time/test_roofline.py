@@ -18,7 +18,8 @@ from tilenet.geometry.layers import (
     Upsample,
 )
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.machines import Machine, machine
+from tilenet.planning.machines.machine import Machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.time.roofline import ITEM_BYTES, roofline
 
 # Peaks so far apart that either arithmetic or memory alone counts, in round numbers.

@@ -25,7 +25,7 @@ from tilenet.geometry.layers import (
     Upsample,
 )
 from tilenet.geometry.maps import MapShape, map_shapes
-from tilenet.planning.machines import Machine
+from tilenet.planning.machines.machine import Machine
 from tilenet.planning.time.layer_time import LayerTime
 
 __all__ = ["ITEM_BYTES", "roofline"]

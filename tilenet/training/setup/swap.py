@@ -17,7 +17,7 @@ from tilenet.parallel.pipeline.swaps import PipeSwaps, fetched_ahead
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.swap.copies import measure_bandwidth
-from tilenet.planning.machines import machine
+from tilenet.planning.machines.read import machine
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.swap.plan import Demand, Speeds, SwapPlan, plan_swaps
 from tilenet.planning.time.layer_time import LayerTime
