@@ -2,7 +2,10 @@
 
 from typing import Literal
 
-__all__ = ["Checkpointing", "HaloMode", "Pipelining", "Precision"]
+__all__ = ["READ_AHEAD", "VALUE_LOSSES", "Checkpointing", "HaloMode", "Pipelining", "Precision"]
+
+READ_AHEAD = 2  # micro-batches that are read before they are needed, unless the run file says more
+VALUE_LOSSES = "l1", "l2", "huber"  # of a regression; the others are of classes
 
 HaloMode = Literal["overlap", "exchange", "sweep", "windows"]
 """How tiles get their context: they read it, or layers exchange halos; swept tiles read it, and go

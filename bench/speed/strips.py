@@ -290,14 +290,17 @@ def step_of_states(
     from tilenet.model.loss_scale import LossScale
     from tilenet.parallel.sums.gradients import PIECE_BYTES, GradientSum
     from tilenet.parallel.sums.shares import Shares
-    from tilenet.planning.learning_rate import LearningRate
     from tilenet.training.config.keys import OptimizerKeys
-    from tilenet.training.step import Update
+    from tilenet.training.learning_rate import LearningRate
+    from tilenet.training.optimizer import make_optimizer
+    from tilenet.training.update import Update
 
     _, network = built(4, base)
     shares = Shares(network.trained, comm, PIECE_BYTES) if shares_out and comm.size > 1 else None
     gradients = GradientSum(network.trained, comm, shares or PIECE_BYTES)
-    optimizer = OptimizerKeys("adamw", 1e-3).make(network.trained if shares is None else shares.own)
+    optimizer = make_optimizer(
+        OptimizerKeys("adamw", 1e-3), network.trained if shares is None else shares.own
+    )
     update = Update(optimizer, LearningRate(1e-3, 99), LossScale())
     image = torch.randn(1, 3, 128, 128)
 

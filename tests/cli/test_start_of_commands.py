@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from whole_image import random_scene
 
@@ -43,12 +44,16 @@ def test_no_command_loads_what_its_work_does_not_need(tmp_path: Path) -> None:
     assert loaded("evaluate", made, str(scene.labels)).splitlines()[-1] == "0 []"
 
 
-def test_a_job_is_written_without_torch() -> None:
-    """Which takes longer to load than all else that `tilenet job` does, on a busy login node."""
-    script = """
+@pytest.mark.parametrize("name", ["job", "info"])
+def test_what_needs_no_network_loads_no_torch(name: str, tmp_path: Path) -> None:
+    """It takes longer to load than all else that these commands do, on a busy login node."""
+    scene = random_scene(tmp_path, (64, 80), 3, write=True)
+    read = [str(scene.image), "--labels", str(scene.labels)]
+    arguments = ["jobs/slurm/plan.json"] if name == "job" else read
+    script = f"""
 import sys
 from tilenet.__main__ import main
-print(main(["job", "jobs/slurm/plan.json"]), "torch" in sys.modules)
+print(main([{name!r}, *{arguments!r}]), "torch" in sys.modules)
 """
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", script]

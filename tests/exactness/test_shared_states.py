@@ -17,15 +17,17 @@ from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import build_network
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.shares import Shares
-from tilenet.planning.learning_rate import LearningRate
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.training.config.keys import GradientKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.learning_rate import LearningRate
 from tilenet.training.network import RunNetwork
+from tilenet.training.optimizer import make_optimizer
 from tilenet.training.states import fill_optimizer, optimizer_tensors
-from tilenet.training.step import Step, Update
+from tilenet.training.step import Step
+from tilenet.training.update import Update
 
 pytestmark = pytest.mark.ranks(2, (3, 4))
 
@@ -170,7 +172,7 @@ def test_ranks_may_have_nothing_to_update(comm: MPI.Intracomm) -> None:
     (weight,) = network.trained
     shares = Shares([weight], comm, 4 << 20)
     gradients = GradientSum([weight], comm, shares)
-    optimizer = OptimizerKeys("adamw", 0.5).make(shares.own)
+    optimizer = make_optimizer(OptimizerKeys("adamw", 0.5), shares.own)
     update = Update(optimizer, LearningRate(0.5, 9), LossScale(), 1.0)
     first = float(weight.detach())
     for step in range(2):
@@ -200,7 +202,7 @@ def test_weights_that_were_not_updated_yet_have_no_states(comm: MPI.Intracomm) -
     }
     kept |= {f"0.{name}.step": torch.tensor(3.0) for name, _ in network[0].named_parameters()}
     kept = comm.bcast(kept)
-    optimizer = OptimizerKeys("adamw", 0.5).make(shares.own)
+    optimizer = make_optimizer(OptimizerKeys("adamw", 0.5), shares.own)
     fill_optimizer(network, optimizer, kept, "the test", shares)
     found = optimizer_tensors(network, optimizer, shares)
     wanted = kept if comm.rank == 0 else {}

@@ -18,7 +18,8 @@ from tilenet.model.loss_scale import LossScale
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.training.config.keys import NetworkKeys, OptimizerKeys, ScheduleKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.step import Step, Update
+from tilenet.training.step import Step
+from tilenet.training.update import Update
 
 pytestmark = pytest.mark.ranks(1, 2)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from tilenet.model.loss import Loss
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
@@ -53,7 +54,14 @@ def prepare_loop(
     with agreed(comm):
         data = RunData.of(run, plan, opened, survey.classes_in_cells, comm.rank)
     network = proved_network(run, plan, module, data, devices, control)
-    loss = run.loss_with(weights)
+    loss = Loss(
+        run.loss_terms,
+        len(run.class_names),
+        run.ignore_index,
+        run.focal_gamma,
+        weights,
+        run.huber_delta,
+    )
     validation = RunValidation.of(run, network, loss, data, folder, control)
     end_if_asked(comm, stop)
     return Loop(run, network, data, loss, validation, folder, control)

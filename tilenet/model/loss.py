@@ -7,14 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tilenet.choices import VALUE_LOSSES
 from tilenet.model.upload import upload
 
 __all__ = [
-    "VALUE_LOSSES", "Loss", "cross_entropy", "dice", "dice_sums", "focal", "pixel_weight",
+    "Loss", "cross_entropy", "dice", "dice_sums", "focal", "pixel_weight",
     "value_loss",
 ]  # fmt: skip
-
-VALUE_LOSSES = ("l1", "l2", "huber")
 
 SMOOTHING = 1.0  # pixels; a class that is neither labelled nor predicted anywhere loses nothing
 

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.choices import Checkpointing, HaloMode
+from tilenet.choices import READ_AHEAD, Checkpointing, HaloMode
 from tilenet.geometry.halo_rule import halo_rule
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.tiles import Cut, Tiling, cut
@@ -33,14 +33,13 @@ from tilenet.planning.time.profile import layer_times_of_profile
 from tilenet.planning.time.roofline import ITEM_BYTES, roofline
 from tilenet.planning.time.timeline import Timeline, simulate, simulate_flow
 
-__all__ = ["READ_AHEAD", "Estimator"]
+__all__ = ["Estimator"]
 
 PROCESS_BYTES = 600 << 20  # Python, torch, GDAL and MPI; measured 0.4 GiB, CUDA's context more
 GDAL_CACHE_BYTES = 64 << 20  # as data/rasters/raster.py sets it
 READ_COPIES = 3  # the raster's own dtype, float64 while it is standardised, and the result
 PIECE_BYTES = 4 << 20  # of gradients that are summed at once, see docs/run-file.md
 LABEL_BYTES = 8 + 1  # int64, and the mask of valid pixels
-READ_AHEAD = 2  # micro-batches that are read before they are needed, unless the run file says more
 
 
 def _host_bytes(

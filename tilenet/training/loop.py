@@ -1,6 +1,5 @@
 """The steps of a run on one rank: read, compute, sum, update, record."""
 
-from contextlib import AbstractContextManager, nullcontext
 from math import prod
 
 from tilenet.errors import AgreedError
@@ -17,8 +16,8 @@ from tilenet.training.folder.record import RunAccount, keep_run
 from tilenet.training.folder.run_folder import RunFolder
 from tilenet.training.images.run_data import RunData
 from tilenet.training.network import RunNetwork
-from tilenet.training.states import average_of, optimizer_tensors
-from tilenet.training.step import Step, StepResult, Update
+from tilenet.training.step import Step, StepResult
+from tilenet.training.update import Update
 from tilenet.training.validation import RunValidation
 
 __all__ = ["Loop"]
@@ -67,17 +66,10 @@ class Loop:
         self.watchdog.arm("the first weights", SLOW)
         network = self.network.network
         self.shares = shares = self.network.shares(comm, run.gradients.piece_bytes)
-        self.average = average_of(network, run.optimizer)
-        self.update = Update(
-            run.optimizer.make(network.trained if shares is None else shares.own),
-            run.schedule.rates(run.optimizer.lr, self.data.last),
-            run.loss_scale,
-            run.optimizer.clip_norm,
-            None if self.average is None else self.average.update,
-        )
+        self.update = Update.of(run, network, shares, self.data.last)
         with agreed(comm):
             state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
-            first = self.folder.load(network, *state, shares, self.average)
+            first = self.folder.load(network, *state, shares, self.update.average)
         with agreed(comm):  # only now: until here other ranks may read files that begin deletes
             log = self._begin(first, callbacks)
         step = self._step()
@@ -149,7 +141,7 @@ class Loop:
         with self.trace, reads, bar as progress:
             scored = not stop.agreed
             if validation is not None and scored:
-                with self._averaged():
+                with self.update.averaged():
                     validation.resume(first, network, log, stop)
             while step < self.data.last and not stop.agreed:
                 slow = step == first or self.trace.slows(step + 1)
@@ -166,7 +158,7 @@ class Loop:
                 if validation is not None and validation.due(step):
                     # A rank that is asked to stop has little time: the resumed run validates.
                     scored = not stop.agreed
-                    with self._averaged():
+                    with self.update.averaged():
                         best = scored and validation.make(step, network, log, stop)
                 if best or step % self.run_file.checkpoint_every == 0:
                     self._save(step, log, best=best)
@@ -177,10 +169,6 @@ class Loop:
             with agreed(self.comm):
                 self.folder.wait()
         return step == self.data.last and scored
-
-    def _averaged(self) -> AbstractContextManager[None]:
-        """Context in which the network has its averaged weights, if the run averages them."""
-        return nullcontext() if self.average is None else self.average.in_network()
 
     def _count(self, step: int, result: StepResult, log: RunLog | None) -> dict[str, str]:
         """Add a step, counted from 1, to account and log; return texts for the progress bar."""
@@ -197,10 +185,10 @@ class Loop:
     def _save(self, step: int, log: RunLog | None, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)
         network, update = self.network.network, self.update
-        states = optimizer_tensors(network, update.optimizer, self.shares)
-        with self._averaged(), agreed(self.comm):
-            if self.average is not None:
-                states |= self.average.trained()
+        states = update.states(network, self.shares)
+        with self.update.averaged(), agreed(self.comm):
+            if update.average is not None:
+                states |= update.average.trained()
             weights = self.plan.named(network.state_dict())
             state = network, weights, self.plan.record, states, update.scale
             if log:

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
-from tilenet.model.average import WeightAverage
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network
 from tilenet.parallel.sums.shares import Part, Shares
 from tilenet.planning.memory.states import sharers
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.config import eager
 from tilenet.training.config.keys import OptimizerKeys
+from tilenet.training.optimizer import EagerAdamW, EagerSGD
 
 __all__ = [
-    "average_of",
     "check_state",
     "fill_optimizer",
     "optimizer_tensors",
@@ -45,11 +43,6 @@ def sharers_of(
     return sharers(optimizer.shard, optimizer.kind, weights, ranks)
 
 
-def average_of(network: Network, optimizer: OptimizerKeys) -> WeightAverage | None:
-    """The average of a network's weights, on their devices; None: the run has no average."""
-    return None if optimizer.ema is None else WeightAverage(network, optimizer.ema)
-
-
 ADAMW = frozenset({"step", "exp_avg", "exp_avg_sq"})
 SGD = frozenset({"momentum_buffer"})
 
@@ -67,7 +60,7 @@ def check_state(
         TilenetError: On the first of them.
     """
     keys_of = {torch.optim.AdamW: ADAMW, torch.optim.Adam: ADAMW, torch.optim.SGD: SGD}
-    keys_of |= {eager.AdamW: ADAMW, eager.SGD: SGD}
+    keys_of |= {EagerAdamW: ADAMW, EagerSGD: SGD}
     expected = keys_of.get(type(optimizer), frozenset(state))
     wrong = sorted(expected ^ set(state)) or [
         key

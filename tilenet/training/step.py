@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tilenet.errors import AgreedError, TilenetError
+from tilenet.errors import AgreedError
 from tilenet.geometry.windows import Window
 from tilenet.model.loss import Loss, dice
-from tilenet.model.loss_scale import LossScale
 from tilenet.model.upload import upload
 from tilenet.parallel.health.exchange_clock import EXCHANGING
 from tilenet.parallel.health.peak_memory import measure_peak_bytes
@@ -28,16 +27,16 @@ from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.running_statistics import RunningStatistics
 from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.compatibility import mini_batch_sizes
-from tilenet.planning.learning_rate import LearningRate
 from tilenet.storage.checkpoints import kept_checkpoint
 from tilenet.training.images.work import ReadTile
 from tilenet.training.network import RunNetwork
 from tilenet.training.tile_sums import add_in_flow, on_device, tile_sums
+from tilenet.training.update import Update
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Step", "StepResult", "Update"]
+__all__ = ["Step", "StepResult"]
 
 
 @dataclass(frozen=True)
@@ -67,51 +66,6 @@ class StepResult:
     exchange_seconds: float
     peak_bytes: int
     stop: bool
-
-
-@dataclass(frozen=True)
-class Update:
-    """The update of the weights by a step's summed gradient.
-
-    Attributes:
-        optimizer: Optimizer of all parameters of the network, or of this rank's share.
-        rates: Learning rate of each step.
-        scale: Factor of the loss before backward.
-        clip_norm: Largest norm of the gradient; None: it is not clipped.
-        updated: Called after each update.
-    """
-
-    optimizer: torch.optim.Optimizer
-    rates: LearningRate
-    scale: LossScale
-    clip_norm: float | None = None
-    updated: Callable[[], None] | None = None
-
-    def apply(self, gradients: GradientSum, weight: float, step: int) -> None:
-        """Divide the sum once, clip, and step; skip the step if float16 overflowed.
-
-        Collective where ranks share out the update.
-
-        Raises:
-            AgreedError: No scale of the loss is small enough for float16.
-        """
-        gradients.divide(weight * self.scale.value)
-        if self.scale.most > 1:
-            if not gradients.finite:
-                try:
-                    self.scale.overflowed()
-                except TilenetError as error:
-                    raise AgreedError(str(error)) from error
-                return
-            self.scale.went_well()
-        if self.clip_norm is not None:
-            gradients.clip(self.clip_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rates.at(step)
-        self.optimizer.step()
-        gradients.share_weights()
-        if self.updated is not None:
-            self.updated()
 
 
 class Step:

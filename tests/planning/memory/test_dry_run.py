@@ -26,6 +26,7 @@ from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.training.config.keys import OptimizerKeys
+from tilenet.training.optimizer import make_optimizer
 
 SCRATCH = Scratch(CPU)
 Mode = Literal["always", "except_last", "never"]
@@ -81,7 +82,9 @@ def test_a_dry_run_is_a_real_run_to_the_byte(
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_an_optimizers_step_takes_no_memory_of_its_own(name: Any) -> None:
     network = build_network(unet_layers(UNetOptions(poolings=3, base=32, norm="batch")))
-    optimizer = OptimizerKeys(name, momentum=0.9, weight_decay=0.1).make(network.parameters())
+    optimizer = make_optimizer(
+        OptimizerKeys(name, momentum=0.9, weight_decay=0.1), network.parameters()
+    )
     for parameter in network.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()

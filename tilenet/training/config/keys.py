@@ -1,24 +1,17 @@
 """Groups of keys of the run file; see docs/run-file.md for each key."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
-
-import torch
-from torch import nn
 
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
 from tilenet.geometry.symmetries import Symmetry, symmetries
 from tilenet.geometry.tiles import Cut
 from tilenet.geometry.unet import NormKind, NormScope, Padding, Upsampling
-from tilenet.model.radiometry import Radiometry
-from tilenet.parallel.swap.host_pool import Slabs, open_slabs
-from tilenet.planning.learning_rate import LearningRate, ScheduleName
 from tilenet.planning.memory.states import AVERAGED, Shard
-from tilenet.training.config.eager import SGD, AdamW
+from tilenet.training.learning_rate import LearningRate, ScheduleName
 
 __all__ = [
     "AugmentKeys", "CheckpointKeys", "GradientKeys", "MeshKeys", "NetworkKeys", "OptimizerKeys",
@@ -205,14 +198,6 @@ class OptimizerKeys:
         kind = "sgd-momentum" if self.name == "sgd" and self.momentum else self.name
         return kind if self.ema is None else kind + AVERAGED
 
-    def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of some parameters."""
-        # Fused: in one pass, and without temporary tensors.
-        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": True}
-        if self.name == "sgd":
-            return SGD(parameters, momentum=self.momentum, nesterov=self.nesterov, **options)
-        return AdamW(parameters, **options)
-
     def check(self) -> None:
         """Refuse Nesterov's momentum without momentum, and an average of no weights.
 
@@ -304,11 +289,6 @@ class AugmentKeys:
         """Turns, one of which is drawn for each image or crop of a step."""
         return symmetries(flips=self.flips, rotations=self.rotations)
 
-    @property
-    def radiometry(self) -> Radiometry:
-        """How pixel values are altered."""
-        return Radiometry(self.brightness, self.contrast, self.noise)
-
 
 @dataclass(frozen=True)
 class CheckpointKeys:
@@ -365,12 +345,3 @@ class SwappingKeys:
     def min_bytes(self) -> int:
         """Smaller tensors stay."""
         return int(self.min_mib * 2**20)
-
-    def slabs(self, device: torch.device) -> Slabs:
-        """Where swapped tensors of a device go.
-
-        Raises:
-            TilenetError: The folder is not writable.
-        """
-        limit = None if self.host_gib is None else int(self.host_gib * 2**30)
-        return open_slabs(self.folder, limit, pinned=device.type == "cuda")

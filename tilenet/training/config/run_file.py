@@ -10,12 +10,9 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
-from tilenet.choices import Checkpointing, HaloMode, Pipelining, Precision
+from tilenet.choices import READ_AHEAD, Checkpointing, HaloMode, Pipelining, Precision
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Part
-from tilenet.model.loss import Loss
-from tilenet.model.loss_scale import LossScale
-from tilenet.planning.estimate import READ_AHEAD
 from tilenet.storage.class_names import check_class_names
 from tilenet.training.config.keys import (
     AugmentKeys,
@@ -251,27 +248,11 @@ class RunFile:
         default = "l2" if self.task == "regression" else "ce"
         return tuple((self.loss or default).split("+"))
 
-    def loss_with(self, class_weights: tuple[float, ...] | None) -> Loss:
-        """The loss, once the weights of the classes are known."""
-        return Loss(
-            self.loss_terms,
-            len(self.class_names),
-            self.ignore_index,
-            self.focal_gamma,
-            class_weights,
-            self.huber_delta,
-        )
-
     @property
     def score(self) -> str:
         """By which the best validation is chosen."""
         default = "rmse" if self.task == "regression" else "mean_iou"
         return self.validation.score or default
-
-    @property
-    def loss_scale(self) -> LossScale:
-        """The first scale of the loss."""
-        return LossScale.of(self.precision)
 
     @property
     def terms(self) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from tilenet.choices import VALUE_LOSSES
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
-from tilenet.model.loss import VALUE_LOSSES
 from tilenet.scores import VALUE_SCORES
 from tilenet.storage.class_names import check_class_names
 

@@ -9,6 +9,7 @@ from tilenet.data.crop_places import crop_places
 from tilenet.data.schedule import CropSchedule, ImageSchedule
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.images.open import RunImages
+from tilenet.training.images.radiometry import Radiometry
 from tilenet.training.images.tile_reader import TileReader
 from tilenet.training.images.workload import RankWork
 from tilenet.training.setup.run_plan import RunPlan
@@ -63,11 +64,12 @@ class RunData:
             crops = run.batch_size, plan.crop_px, sizes, places, symmetries, run.oversample
             schedule = CropSchedule(run.seed, *crops)
         epochs = (run.epochs or 0) * schedule.steps_per_epoch
+        augment = run.augment
         reader = TileReader(
             opened.images,
             opened.labels,
             plan.record,
-            run.augment.radiometry,
+            Radiometry(augment.brightness, augment.contrast, augment.noise),
             run.seed,
             keep_unlabelled=plan.needs_all_tiles,
         )

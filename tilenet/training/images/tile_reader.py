@@ -14,8 +14,8 @@ from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.inputs import standardise
-from tilenet.model.radiometry import Radiometry
 from tilenet.storage.network_json import NetworkRecord
+from tilenet.training.images.radiometry import Radiometry
 from tilenet.training.images.work import ReadTile, Work
 
 __all__ = ["TileReader", "narrow", "read_turned"]

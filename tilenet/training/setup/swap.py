@@ -17,6 +17,7 @@ from tilenet.parallel.pipeline.swaps import PipeSwaps, fetched_ahead
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.swap.copies import measure_bandwidth
+from tilenet.parallel.swap.host_pool import Slabs, open_slabs
 from tilenet.planning.machines.read import machine
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.swap.plan import Demand, Speeds, SwapPlan, plan_swaps
@@ -106,7 +107,7 @@ def pipe_swaps(plan: SwapPlan, keys: SwappingKeys, devices: Sequence[torch.devic
     return PipeSwaps(
         [part.layers for part in plan.partitions],
         devices,
-        keys.slabs(devices[0]),
+        _slabs(keys, devices[0]),
         stored=plan.stored,
         largest_bytes=plan.largest_bytes,
         min_bytes=keys.min_bytes,
@@ -160,7 +161,9 @@ def _plan(
         if everything:  # bytes do not depend on speeds
             return Speeds([LayerTime(0.0, 0.0)] * len(costs), inf, keys.min_bytes)
         times = _times(record, load, devices[0])
-        return Speeds(times, measure_bandwidth(keys.slabs(devices[0]), devices[0]), keys.min_bytes)
+        return Speeds(
+            times, measure_bandwidth(_slabs(keys, devices[0]), devices[0]), keys.min_bytes
+        )
 
     ahead = fetched_ahead(devices[0])
     swaps = plan_swaps(demand, limit, speeds, everything=everything, ahead=ahead)
@@ -179,3 +182,13 @@ def _times(record: NetworkRecord, load: Load, device: torch.device) -> tuple[Lay
     network = build_network(record.layers, dtype=dtype).train()
     image = torch.randn((load.stacked, len(record.bands), *load.tile), dtype=dtype, device=device)
     return measure_layers(network, image, record.precision, 1)
+
+
+def _slabs(keys: SwappingKeys, device: torch.device) -> Slabs:
+    """Where swapped tensors of a device go.
+
+    Raises:
+        TilenetError: The folder is not writable.
+    """
+    limit = None if keys.host_gib is None else int(keys.host_gib * 2**30)
+    return open_slabs(keys.folder, limit, pinned=device.type == "cuda")

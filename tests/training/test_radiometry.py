@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tilenet.geometry.windows import Window, reflected
-from tilenet.model.radiometry import Radiometry
+from tilenet.training.images.radiometry import Radiometry
 
 BANDS, SIZE = 3, (19, 26)
 ALL = Radiometry(0.3, 0.5, 0.7)

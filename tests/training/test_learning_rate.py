@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from tilenet.planning.learning_rate import LearningRate, ScheduleName
+from tilenet.training.learning_rate import LearningRate, ScheduleName
 
 LR, STEPS = 0.3, 23
 

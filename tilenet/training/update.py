@@ -1,0 +1,85 @@
+"""The update of the weights by a step's summed gradient: divided once, clipped, scaled back."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tilenet.errors import AgreedError, TilenetError
+from tilenet.model.average import WeightAverage
+from tilenet.model.loss_scale import LossScale
+from tilenet.model.network import Network
+from tilenet.parallel.sums.gradients import GradientSum
+from tilenet.parallel.sums.shares import Shares
+from tilenet.training.config.run_file import RunFile
+from tilenet.training.learning_rate import LearningRate
+from tilenet.training.optimizer import make_optimizer
+from tilenet.training.states import optimizer_tensors
+
+__all__ = ["Update"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """The update of the weights by a step's summed gradient.
+
+    Attributes:
+        optimizer: Optimizer of all parameters of the network, or of this rank's share.
+        rates: Learning rate of each step.
+        scale: Factor of the loss before backward.
+        clip_norm: Largest norm of the gradient; None: it is not clipped.
+        average: Average of the weights, which moves after each update; None: they have none.
+    """
+
+    optimizer: torch.optim.Optimizer
+    rates: LearningRate
+    scale: LossScale
+    clip_norm: float | None = None
+    average: WeightAverage | None = None
+
+    @classmethod
+    def of(cls, run: RunFile, network: Network, shares: Shares | None, num_steps: int) -> "Update":
+        """The update that a run file asks for, of a network's weights or of this rank's share."""
+        ema = run.optimizer.ema
+        return cls(
+            make_optimizer(run.optimizer, network.trained if shares is None else shares.own),
+            run.schedule.rates(run.optimizer.lr, num_steps),
+            LossScale.of(run.precision),
+            run.optimizer.clip_norm,
+            None if ema is None else WeightAverage(network, ema),
+        )
+
+    def apply(self, gradients: GradientSum, weight: float, step: int) -> None:
+        """Divide the sum once, clip, and step; skip the step if float16 overflowed.
+
+        Collective where ranks share out the update.
+
+        Raises:
+            AgreedError: No scale of the loss is small enough for float16.
+        """
+        gradients.divide(weight * self.scale.value)
+        if self.scale.most > 1:
+            if not gradients.finite:
+                try:
+                    self.scale.overflowed()
+                except TilenetError as error:
+                    raise AgreedError(str(error)) from error
+                return
+            self.scale.went_well()
+        if self.clip_norm is not None:
+            gradients.clip(self.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rates.at(step)
+        self.optimizer.step()
+        gradients.share_weights()
+        if self.average is not None:
+            self.average.update()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Context in which the network has its averaged weights, if they are averaged."""
+        return nullcontext() if self.average is None else self.average.in_network()
+
+    def states(self, network: Network, shares: Shares | None) -> dict[str, Tensor]:
+        """What a checkpoint has of the optimizer; collective where ranks share it out."""
+        return optimizer_tensors(network, self.optimizer, shares)
