@@ -11,7 +11,7 @@ from bench.report import Claim, Found, at_most
 from tilenet.choices import Checkpointing
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.balance import likely_balance
 from tilenet.planning.memory.layer import layer_bytes

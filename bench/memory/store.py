@@ -22,7 +22,7 @@ from bench.report import Claim, Found, at_least, at_most
 from bench.steps import in_turns
 from tilenet.geometry.unet import PRESETS, UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline.host_store import HostStore
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.swap.copies import HostCopies

@@ -52,7 +52,7 @@ def step_of(
     from tilenet.geometry.halo_rule import HaloRule
     from tilenet.geometry.tiles import Cut, cut
     from tilenet.model.network import build_network
-    from tilenet.model.skips import Origin
+    from tilenet.model.origin import Origin
     from tilenet.parallel.exchange.network import spatial_network
     from tilenet.parallel.pipeline.pipe import Pipe
     from tilenet.planning.mesh import choose_mesh

@@ -16,7 +16,7 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.model.dropout import MaskKey
 from tilenet.model.network import Network, build_layer
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.network import spatial_network
 from tilenet.parallel.pipeline.pipe import Pipe
 

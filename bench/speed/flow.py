@@ -34,7 +34,7 @@ def crops(number: int, side: int) -> "Iterator[MicroBatch]":
     """Random ones."""
     import torch
 
-    from tilenet.model.skips import Origin
+    from tilenet.model.origin import Origin
     from tilenet.parallel.pipeline.flow import MicroBatch
 
     for at in range(number):

@@ -25,7 +25,7 @@ def step_of(adopted: Any, where: Any, rank: int, comm: Any, *, over: bool) -> Ca
     import torch
     from mpi4py import MPI
 
-    from tilenet.model.skips import Origin
+    from tilenet.model.origin import Origin
     from tilenet.parallel.exchange.network import spatial_network
     from tilenet.parallel.pipeline.pipe import Pipe
 

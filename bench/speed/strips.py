@@ -55,7 +55,7 @@ def step_by_strips(
     from tilenet.geometry.halo_rule import HaloRule
     from tilenet.geometry.sweep import Sweeps, strip_edges
     from tilenet.geometry.tiles import Cut, cut
-    from tilenet.model.skips import Origin
+    from tilenet.model.origin import Origin
     from tilenet.parallel.exchange.swept_training import SweptPipe
 
     cpu, sweeps = torch.device("cpu"), Sweeps(strip_edges(size[0], strip_rows))
@@ -203,7 +203,7 @@ def step_by_tiles(
 
     from tilenet.geometry.halo_rule import halo_rule
     from tilenet.geometry.tiles import Cut, cut, owned
-    from tilenet.model.skips import Origin
+    from tilenet.model.origin import Origin
     from tilenet.parallel.pipeline.pipe import Pipe
 
     pipe = Pipe(network, balance, [torch.device("cpu")] * len(balance), "always")

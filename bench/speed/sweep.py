@@ -36,7 +36,7 @@ from tilenet.geometry.windows import Window
 from tilenet.mapping.choose import CPU_BYTES, CPU_TILE_PX, SWEEP_TIMES
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.model.network import Network, build_network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.kept_maps import kept_cells
 from tilenet.planning.machines.read import machine

@@ -34,7 +34,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.ownership import check_shares
 from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.balance import likely_balance

@@ -31,7 +31,7 @@ from tilenet.geometry.layers import Dropout
 from tilenet.geometry.tiles import Cut, Tiling, cut, owned
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.network import spatial_network
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.compatibility import whole_image

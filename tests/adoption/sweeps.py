@@ -17,7 +17,7 @@ from tilenet.geometry.windows import Window
 from tilenet.mapping.job import MapJob, Placement
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.swept_training import Measure, SweptPipe
 from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.planning.maps import MapPlan, MapQuestion, plan_passes

@@ -13,7 +13,7 @@ from tilenet.data.schedule import CropSchedule, ImageSchedule
 from tilenet.errors import TilenetError
 from tilenet.geometry.symmetries import AS_IS, SYMMETRIES
 from tilenet.geometry.windows import Window
-from tilenet.planning.compatibility import mini_batch_sizes
+from tilenet.planning.micro_batches import mini_batch_sizes
 from tilenet.random_keys import key
 
 SIZES = tuple((100 + 7 * n, 90 + 3 * n) for n in range(11))

@@ -14,7 +14,7 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.ownership import tiling_shares
 from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.model.network import Network, build_network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.network import spatial_network
 from tilenet.parallel.pipeline.flow import MicroBatch
 from tilenet.parallel.pipeline.pipe import Pipe

@@ -26,7 +26,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.library.whole_run import train
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import build_network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange import swept_partitions
 from tilenet.parallel.exchange.swept_partitions import idle_share, turns
 from tilenet.parallel.exchange.swept_training import SweptPipe

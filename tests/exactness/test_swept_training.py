@@ -29,7 +29,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.library.whole_run import train
 from tilenet.model.network import Network, build_network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange import swept_backward, swept_training
 from tilenet.parallel.exchange.swept import Sweep
 from tilenet.parallel.exchange.swept_training import SweptPipe

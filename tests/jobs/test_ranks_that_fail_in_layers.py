@@ -19,7 +19,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.halo_rule import HaloRule
 from tilenet.model.network import build_network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange import norm
 from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.ranks.comm import run_as_rank, world

@@ -11,7 +11,7 @@ from torchgpipe.skip.tracker import use_skip_tracker
 
 from tilenet.geometry.layers import Dropout
 from tilenet.model.dropout import KeyedDropout, MaskKey
-from tilenet.model.skips import Origin, OriginTracker
+from tilenet.model.origin import Origin, OriginTracker
 from tilenet.random_keys import uniform
 
 ROWS, COLS, CHANNELS = 19, 26, 5  # of the whole map

@@ -8,13 +8,8 @@ import pytest
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.compatibility import (
-    batch_obstacle,
-    device_obstacle,
-    obstacle,
-    stacks,
-    whole_image,
-)
+from tilenet.planning.compatibility import batch_obstacle, device_obstacle, obstacle, whole_image
+from tilenet.planning.micro_batches import stacks
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.setup.decide import plan_run

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tilenet.geometry.unet import UNetOptions
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 
 CPU, SECOND = torch.device("cpu"), add_second_device()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tilenet.adoption.adopt import adopt
 from tilenet.errors import TilenetError
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline import flow
 from tilenet.parallel.pipeline.flow import MicroBatch
 from tilenet.parallel.pipeline.pipe import Pipe

@@ -19,7 +19,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model import gpipe
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network, build_network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline import pipe as pipe_module
 from tilenet.parallel.pipeline.pipe import Pipe
 
@@ -261,7 +261,7 @@ PROGRAM = """
 import torch
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 
 network = build_network(unet_layers(UNetOptions(1, base=2, bands=3, classes=2))).train()

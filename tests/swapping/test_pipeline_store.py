@@ -17,7 +17,7 @@ from torch import Tensor
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, unet_layers
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline.host_store import HostStore, Stored
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.swap.copies import HostCopies

@@ -8,7 +8,7 @@ from questions import small_machine
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.compatibility import most_micro_batches, most_stacked, stacks
+from tilenet.planning.micro_batches import most_micro_batches, most_stacked, stacks
 from tilenet.planning.plan import Question
 from tilenet.planning.search import Search
 from tilenet.training.config.keys import NetworkKeys, TileKeys

@@ -8,7 +8,7 @@ from tilenet.adoption.adopt import Adopted
 from tilenet.errors import TilenetError
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network, network_to_fill
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.tf32 import tf32_if_asked
 from tilenet.parallel.sums.gradients import GradientSum

@@ -13,7 +13,7 @@ from tilenet.geometry.tiles import Tile
 from tilenet.geometry.windows import Window
 from tilenet.library.local_network import LocalNetwork
 from tilenet.library.own_data import OwnData
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.model.summed import check_summed
 from tilenet.model.upload import upload
 from tilenet.parallel.health.watchdog import SLOW

@@ -15,7 +15,7 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.opaque import Opaque
 from tilenet.geometry.tiles import Cut, Span, Tile, Tiling, cut
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.memory.map_limits import countable
 

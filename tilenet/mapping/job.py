@@ -19,7 +19,7 @@ from tilenet.mapping.turns import MeanOfTurns, SumsOfTurn, Turn
 from tilenet.mapping.writing.resume import MapResume
 from tilenet.mapping.writing.tiff_header import BLOCK_PX
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.network import placed_network, spatial_network
 from tilenet.parallel.exchange.passes import KeptSums, StatisticPasses
 from tilenet.parallel.exchange.swept_bands import (

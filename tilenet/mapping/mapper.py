@@ -21,7 +21,7 @@ from tilenet.mapping.blended import BlendedWindows
 from tilenet.mapping.writing.map_kind import MapKind
 from tilenet.model.inputs import standardise
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.model.upload import upload
 from tilenet.parallel.exchange.swept import Columns, KeptMaps
 from tilenet.parallel.exchange.swept_bands import ImageSweep, sweep_band

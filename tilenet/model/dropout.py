@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tilenet.geometry.layers import Dropout
-from tilenet.model.skips import origin_under_way
+from tilenet.model.origin import origin_under_way
 from tilenet.model.upload import upload
 from tilenet.random_keys import uniform
 

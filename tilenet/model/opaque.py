@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tilenet.model.dropout import MaskKey
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network
-from tilenet.model.skips import origin_under_way
+from tilenet.model.origin import origin_under_way
 from tilenet.random_keys import key
 
 __all__ = ["OpaqueModule", "first_map", "opaque_network"]

@@ -4,7 +4,6 @@ Outside of a pipeline the same modules work through torchgpipe's default tracker
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -13,62 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tilenet.geometry.layers import Expand, Join, Stash
-from tilenet.geometry.tiles import Tiling
-from tilenet.model.gpipe import (
-    SkipLayout,
-    SkipTrackerThroughPotals,
-    current_skip_tracker,
-    pop,
-    skippable,
-    stash,
-)
+from tilenet.model.gpipe import pop, skippable, stash
 from tilenet.model.resample import AxisPlace, resampled
 
-__all__ = [
-    "Origin",
-    "OriginTracker",
-    "Place",
-    "expand_layer",
-    "join_layer",
-    "joined",
-    "origin_under_way",
-    "stash_layer",
-]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where the samples of a micro-batch come from.
-
-    Attributes:
-        images: The number of each sample's image.
-        tiling: Tiling of these images, all of one size; None: not needed.
-        tiles: The number of each sample's tile in `tiling`, row by row.
-        micro_batch: Place of the micro-batch in the mini-batch.
-    """
-
-    images: tuple[int, ...]
-    tiling: Tiling | None = None
-    tiles: tuple[int, ...] = ()
-    micro_batch: int = 0
-
-
-class OriginTracker(SkipTrackerThroughPotals):  # type: ignore[misc]
-    """Keeps a micro-batch's skips, and where its samples come from.
-
-    It is the one thing that torchgpipe hands along with a micro-batch, from partition to partition
-    and thread to thread, and again when activations are recomputed.
-    """
-
-    def __init__(self, layout: SkipLayout, origin: Origin | None) -> None:
-        super().__init__(layout)
-        self.origin = origin
-
-
-def origin_under_way() -> Origin | None:
-    """The origin of the micro-batch that this thread computes; None outside of a pipeline."""
-    origin: Origin | None = getattr(current_skip_tracker(), "origin", None)
-    return origin
+__all__ = ["Place", "expand_layer", "join_layer", "joined", "stash_layer"]
 
 
 class StashMap(nn.Module):

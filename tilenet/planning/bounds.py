@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from tilenet.choices import Checkpointing
 from tilenet.geometry.halo import context_of
 from tilenet.planning.balance import block_seconds, least_time
-from tilenet.planning.compatibility import mini_batch_sizes
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.partition import block_bytes
 from tilenet.planning.memory.states import states_kept
+from tilenet.planning.micro_batches import mini_batch_sizes
 from tilenet.planning.plan import Layout
 from tilenet.planning.time.layer_time import LayerTime
 

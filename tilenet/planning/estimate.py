@@ -13,12 +13,12 @@ from tilenet.geometry.halo_rule import halo_rule
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.planning.balance import block_seconds, without_cuts
-from tilenet.planning.compatibility import mini_batch_sizes, most_micro_batches, most_stacked
 from tilenet.planning.memory.flow import flow_bytes
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import Costs, block_bytes, partition_bytes
 from tilenet.planning.memory.states import OPTIMIZER_STATES, sharers, states_kept
 from tilenet.planning.mesh import MeshShape, choose_mesh, most_tiles
+from tilenet.planning.micro_batches import mini_batch_sizes, most_micro_batches, most_stacked
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
 from tilenet.planning.swap.plan import (
     MIN_BYTES,

@@ -26,7 +26,7 @@ from tilenet.parallel.sums.all_reduce import sum_with_gradient
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.running_statistics import RunningStatistics
 from tilenet.parallel.swap.statistics import SwapCounts
-from tilenet.planning.compatibility import mini_batch_sizes
+from tilenet.planning.micro_batches import mini_batch_sizes
 from tilenet.storage.checkpoints import kept_checkpoint
 from tilenet.training.images.work import ReadTile
 from tilenet.training.network import RunNetwork

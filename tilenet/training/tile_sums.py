@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tilenet.geometry.tiles import owned
 from tilenet.geometry.windows import Window
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.model.upload import upload
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.flow import MicroBatch

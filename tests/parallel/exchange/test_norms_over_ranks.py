@@ -12,7 +12,7 @@ from torchgpipe.skip.tracker import use_skip_tracker
 from tilenet.geometry.layers import Conv, Norm
 from tilenet.geometry.windows import Window
 from tilenet.model.network import build_network
-from tilenet.model.skips import Origin, OriginTracker
+from tilenet.model.origin import Origin, OriginTracker
 from tilenet.parallel.exchange.layers import SpatialContext
 from tilenet.parallel.exchange.norm import Cells, WholeImageNorm
 

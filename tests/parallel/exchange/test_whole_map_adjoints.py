@@ -24,7 +24,7 @@ from tilenet.geometry.layers import Conv, Expand, GlobalPool, Layer, Pool, Stash
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window
 from tilenet.model.network import build_network
-from tilenet.model.skips import Origin, OriginTracker
+from tilenet.model.origin import Origin, OriginTracker
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.exchange.norm import Cells

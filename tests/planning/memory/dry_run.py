@@ -26,7 +26,7 @@ from tilenet.model.gpipe import Copy, SkipTrackerThroughPotals
 from tilenet.model.in_place import in_place
 from tilenet.model.loss import cross_entropy, pixel_weight
 from tilenet.model.network import Network, build_layer, build_network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline.host_store import Store
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.memory.states import OPTIMIZER_STATES

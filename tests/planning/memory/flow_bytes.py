@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline import flow
 from tilenet.parallel.pipeline.flow import MicroBatch
 from tilenet.parallel.pipeline.pipe import Pipe

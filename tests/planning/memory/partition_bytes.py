@@ -16,7 +16,7 @@ from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.windows import Window
 from tilenet.model.loss import Loss
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange import swept_partitions
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes

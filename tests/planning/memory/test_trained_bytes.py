@@ -20,7 +20,7 @@ from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
 from tilenet.model.loss import Loss
 from tilenet.model.network import Network, build_network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.trained_sweeps import (

@@ -21,7 +21,7 @@ from tilenet.geometry.ownership import AxisShares, LayerHalo, halo_of, tiling_sh
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.cellwise import kernel_of
 from tilenet.model.modules import block_max
-from tilenet.model.skips import Origin, origin_under_way
+from tilenet.model.origin import Origin, origin_under_way
 from tilenet.parallel.exchange.conv import Shape, convolve
 from tilenet.parallel.exchange.copied import takes_copy
 from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend

@@ -21,7 +21,7 @@ from tilenet.geometry.prefix import unjoined
 from tilenet.geometry.tiles import Tiling
 from tilenet.geometry.windows import Window
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.fixed import Statistic, statistic_of
 from tilenet.parallel.exchange.network import placed_network
 from tilenet.parallel.exchange.norm import Cells

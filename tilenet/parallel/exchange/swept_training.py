@@ -21,7 +21,7 @@ from tilenet.geometry.sweep import Rows, Sweeps, maps_before, sweep
 from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window, overlap
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.model.upload import upload
 from tilenet.parallel.exchange.fixed import FixedPool
 from tilenet.parallel.exchange.halo import HaloChannel

@@ -41,7 +41,7 @@ from tilenet.model.gpipe import (
     use_device,
     use_skip_tracker,
 )
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.model.upload import upload
 from tilenet.parallel.pipeline.partition import Partition
 

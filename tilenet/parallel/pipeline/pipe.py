@@ -39,7 +39,7 @@ from tilenet.model.gpipe import (
     use_stream,
 )
 from tilenet.model.network import Network
-from tilenet.model.skips import Origin, OriginTracker
+from tilenet.model.origin import Origin, OriginTracker
 from tilenet.model.upload import upload
 from tilenet.parallel.pipeline.flow import Flow, Measure, MicroBatch, train_in_flow
 from tilenet.parallel.pipeline.host_store import Store

@@ -24,7 +24,7 @@ from tilenet.model.gpipe import (
     is_checkpointing,
     join,
 )
-from tilenet.model.skips import Origin, OriginTracker
+from tilenet.model.origin import Origin, OriginTracker
 from tilenet.parallel.pipeline.host_store import Store
 
 __all__ = ["StoringQueue", "StoringTracker"]

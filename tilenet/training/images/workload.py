@@ -17,8 +17,8 @@ from tilenet.data.crops import holds_labels
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.data.schedule import CropSchedule, ImageSchedule, Sample
 from tilenet.geometry.windows import Window
-from tilenet.planning.compatibility import stacks
 from tilenet.planning.mesh import tiles_of
+from tilenet.planning.micro_batches import stacks
 from tilenet.training.images.tile_reader import TileReader
 from tilenet.training.images.work import ReadTile, Work
 from tilenet.training.setup.run_plan import RunPlan

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from tilenet.geometry.tiles import owned
 from tilenet.geometry.windows import Window
-from tilenet.model.skips import Origin
+from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.flow import MicroBatch
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.proof import largest
-from tilenet.planning.compatibility import mini_batch_sizes, stacks
 from tilenet.planning.mesh import tiles_of
+from tilenet.planning.micro_batches import mini_batch_sizes, stacks
 from tilenet.training.network import RunNetwork
 from tilenet.training.proof.reference import Problem, scale_of, without_dropout
 from tilenet.training.setup.run_plan import RunPlan

@@ -8,9 +8,7 @@ from tilenet.adoption.adopt import Adopted
 from tilenet.choices import Checkpointing, HaloMode, Pipelining
 from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.tiles import Cut, Tiling, cut
-from tilenet.planning.compatibility import (
-    needs_all_tiles,
-)
+from tilenet.planning.compatibility import needs_all_tiles
 from tilenet.planning.mesh import MeshShape
 from tilenet.storage.network_json import NetworkRecord
 

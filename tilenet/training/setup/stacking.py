@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from tilenet.geometry.layers import Norm
-from tilenet.planning.compatibility import most_micro_batches, most_stacked
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.mesh import most_tiles
+from tilenet.planning.micro_batches import most_micro_batches, most_stacked
 from tilenet.training.config.keys import OptimizerKeys
 from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.states import sharers_of

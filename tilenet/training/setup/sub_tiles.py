@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.tiles import Cut
-from tilenet.planning.compatibility import most_micro_batches, whole_image
+from tilenet.planning.compatibility import whole_image
 from tilenet.planning.mesh import most_tiles
+from tilenet.planning.micro_batches import most_micro_batches
 from tilenet.training.setup.run_plan import RunPlan
 
 __all__ = ["most_in_a_step", "with_sub_tiles"]
