@@ -16,7 +16,7 @@ from whole_image import Scene
 from tilenet.adoption.adopt import Adopted
 from tilenet.errors import AgreedError
 from tilenet.library.whole_run import train
-from tilenet.parallel.ranks.comm import run_as_rank
+from tilenet.parallel.ranks.abort import run_as_rank
 from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.config.run_file import RunFile

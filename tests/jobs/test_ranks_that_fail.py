@@ -18,7 +18,8 @@ pytestmark = pytest.mark.alone
 
 INTERRUPTED = """
 import sys
-from tilenet.parallel.ranks.comm import run_as_rank, world
+from tilenet.parallel.ranks.abort import run_as_rank
+from tilenet.parallel.ranks.comm import world
 
 def program():
     world().Barrier()
@@ -38,7 +39,8 @@ def test_ctrl_c_on_all_ranks_ends_with_130() -> None:
 STARTING = """
 import os, sys, time
 import tilenet.__main__ as program
-from tilenet.parallel.ranks.comm import run_as_rank, world
+from tilenet.parallel.ranks.abort import run_as_rank
+from tilenet.parallel.ranks.comm import world
 
 class Command:
     def main(arguments):
@@ -75,7 +77,8 @@ def test_an_agreed_error_is_said_once_and_ends_with_1() -> None:
     program = textwrap.dedent("""
         import sys
         from tilenet.errors import TilenetError
-        from tilenet.parallel.ranks.comm import agreed, run_as_rank, world
+        from tilenet.parallel.ranks.comm import agreed, world
+        from tilenet.parallel.ranks.abort import run_as_rank
 
         def program():
             comm = world()

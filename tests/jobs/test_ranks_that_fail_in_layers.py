@@ -22,7 +22,8 @@ from tilenet.model.network import build_network
 from tilenet.model.origin import Origin
 from tilenet.parallel.exchange import norm
 from tilenet.parallel.exchange.halo import HaloChannel
-from tilenet.parallel.ranks.comm import run_as_rank, world
+from tilenet.parallel.ranks.abort import run_as_rank
+from tilenet.parallel.ranks.comm import world
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.exchange.network import spatial_network
 

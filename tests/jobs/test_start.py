@@ -18,7 +18,8 @@ PROGRAM = """
     import os, signal, sys, time
     from unittest.mock import MagicMock
     sys.modules["torch"] = MagicMock()  # which takes most of the time, and is not needed
-    from tilenet.parallel.ranks.comm import run_as_rank, world
+    from tilenet.parallel.ranks.abort import run_as_rank
+    from tilenet.parallel.ranks.comm import world
 
     def program():
         if os.environ["PMI_RANK"] == "1":

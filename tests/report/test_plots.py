@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 
 from tilenet.errors import TilenetError
 from tilenet.planning.time.timeline import Timeline, simulate
-from tilenet.report.charts import GIB, plot_level_bytes, plot_timeline, thinned
+from tilenet.report.charts import thinned
+from tilenet.report.plan_charts import GIB, plot_level_bytes, plot_timeline
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
 
 def test_matplotlib_is_loaded_only_to_draw() -> None:
     loaded = "print(*(name in sys.modules for name in ('matplotlib', 'torch')))"
-    code = f"import sys, tilenet.report.charts; {loaded}"
+    code = f"import sys, tilenet.report.plan_charts; {loaded}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.split() == ["False", "False"]
 

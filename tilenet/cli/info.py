@@ -12,7 +12,8 @@ from tilenet.cli.options import Arguments
 from tilenet.data.inspect import InfoRequest, describe
 from tilenet.data.labels.vector_keys import is_whole, quoted
 from tilenet.errors import UsageError, printable
-from tilenet.parallel.ranks.comm import run_as_rank, world
+from tilenet.parallel.ranks.abort import run_as_rank
+from tilenet.parallel.ranks.comm import world
 from tilenet.parallel.ranks.start import launched
 from tilenet.training.config.read import yaml_text
 

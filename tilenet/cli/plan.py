@@ -30,7 +30,7 @@ from tilenet.planning.plan import MODES, OwnNetwork, Plan, Question, write_plan
 from tilenet.planning.replan import question_again
 from tilenet.planning.time.profile import read_profile
 from tilenet.planning.time.roofline import ITEM_BYTES
-from tilenet.report.charts import plot_level_bytes, plot_timeline
+from tilenet.report.plan_charts import plot_level_bytes, plot_timeline
 
 __all__ = ["main"]
 

@@ -8,7 +8,8 @@ from tilenet.cli.options import Arguments
 from tilenet.errors import UsageError
 from tilenet.mapping.polygons.job import PolygonsJob, make_polygons
 from tilenet.parallel.health.progress import say
-from tilenet.parallel.ranks.comm import run_as_rank, world
+from tilenet.parallel.ranks.abort import run_as_rank
+from tilenet.parallel.ranks.comm import world
 
 __all__ = ["main"]
 

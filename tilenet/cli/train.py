@@ -6,7 +6,8 @@ from tilenet.cli.data_options import with_values
 from tilenet.errors import AgreedError, UsageError
 from tilenet.library.train import read_once
 from tilenet.library.whole_run import train
-from tilenet.parallel.ranks.comm import run_as_rank, world
+from tilenet.parallel.ranks.abort import run_as_rank
+from tilenet.parallel.ranks.comm import world
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile
 

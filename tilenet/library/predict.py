@@ -26,7 +26,8 @@ from tilenet.mapping.predict import predict as predict_file
 from tilenet.mapping.prediction import Prediction, UnsavedNetwork
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import load_weights, network_to_fill
-from tilenet.parallel.ranks.comm import agreed, end_where_uncaught, world
+from tilenet.parallel.ranks.abort import end_where_uncaught
+from tilenet.parallel.ranks.comm import agreed, world
 from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.parallel.ranks.share import share_tensors
 from tilenet.parallel.ranks.together import together

@@ -10,7 +10,8 @@ from tilenet.library.network import network_keys
 from tilenet.library.run import Run
 from tilenet.library.whole_run import train as train_run
 from tilenet.parallel.health.progress import say
-from tilenet.parallel.ranks.comm import end_where_uncaught, world
+from tilenet.parallel.ranks.abort import end_where_uncaught
+from tilenet.parallel.ranks.comm import world
 from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.training.config.read import read_keys, with_listed_images
 from tilenet.training.config.run_file import RunFile

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tilenet.data.rasters.raster import Pixels
 from tilenet.mapping.writing.class_colours import class_colours
-from tilenet.report.charts import data_uri, figure_of, save_figure
+from tilenet.report.figure import data_uri, figure_of, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -89,6 +89,7 @@ if __name__ == "__main__":
     sys.modules["torch"] = MagicMock()  # the guard needs none, and it takes most of the time
     from tilenet.errors import TilenetError
     from tilenet.parallel.health.watchdog import Watchdog
-    from tilenet.parallel.ranks.comm import run_as_rank, world
+    from tilenet.parallel.ranks.abort import run_as_rank
+    from tilenet.parallel.ranks.comm import world
 
     sys.exit(run_as_rank(program))

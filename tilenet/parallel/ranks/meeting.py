@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, ClassVar
 
 from tilenet.errors import AgreedError
+from tilenet.parallel.ranks.abort import end_where_uncaught
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,7 +32,8 @@ def check_alike(comm: "MPI.Intracomm", *arguments: str) -> None:
 class Meeting:
     """Compares the places of ranks before they wait for each other, so that none waits in vain.
 
-    The end of the program is a place, too: a rank that left a loop comes there by itself.
+    The end of the program is a place, too: a rank that left a loop comes there by itself. From the
+    first meeting on an error that the program does not catch on one rank ends all.
     """
 
     apart: ClassVar[bool] = False
@@ -41,6 +43,7 @@ class Meeting:
     def __init__(self, comm: "MPI.Intracomm") -> None:
         self._comm = comm
         self._error: AgreedError | None = None
+        end_where_uncaught()
         if comm.size > 1 and not Meeting._at_exit:
             Meeting._at_exit = True
             atexit.register(_compare_at_exit, comm)
