@@ -225,11 +225,11 @@ def noted_openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths of all rasters that are opened from now on, as often as they are."""
     paths: list[str] = []
 
-    def noted(path: str, *more: Any, real: Any = rasterio.open, **options: Any) -> Any:
+    def noted(path: str, *more: Any, real: Any = rasterio.DatasetReader, **options: Any) -> Any:
         paths.append(path)
         return real(path, *more, **options)
 
-    monkeypatch.setattr(rasterio, "open", noted)
+    monkeypatch.setattr(rasterio, "DatasetReader", noted)
     return paths
 
 

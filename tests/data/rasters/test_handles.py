@@ -11,6 +11,7 @@ import pytest
 import rasterio
 from affine import Affine
 from mpi4py import MPI
+from rasterio.vrt import WarpedVRT
 
 from tilenet.data.labels.raster import Labels
 from tilenet.data.rasters import handles, location
@@ -63,12 +64,12 @@ def noted_options(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """From now on names of files that are opened, and what GDAL is told of names next to them."""
     asked: list[tuple[str, Any]] = []
 
-    def noted(path: str, *more: Any, real: Any = rasterio.open, **options: Any) -> Any:
+    def noted(path: str, *more: Any, real: Any = rasterio.DatasetReader, **options: Any) -> Any:
         beside = rasterio.env.getenv() if rasterio.env.hasenv() else {}
         asked.append((Path(path).name, beside.get("GDAL_DISABLE_READDIR_ON_OPEN")))
         return real(path, *more, **options)
 
-    monkeypatch.setattr(rasterio, "open", noted)
+    monkeypatch.setattr(rasterio, "DatasetReader", noted)
     return asked
 
 
@@ -94,6 +95,34 @@ def test_what_lies_next_to_a_file_is_looked_for_once(
             np.testing.assert_array_equal(other.read(other.whole).valid, np.tri(37, 53, dtype=bool))
     first = [("plain.tif", None), ("masked.tif", None)]
     assert asked == [*first, *[("plain.tif", "EMPTY_DIR"), ("masked.tif", None)] * 2]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_place_of_a_file_is_read_once_unless_a_view_needs_it(
+    write_raster: Any, masked: bool
+) -> None:
+    """A CRS takes longer than the pixels of a small GeoTIFF."""
+    values = np.random.default_rng(4).integers(1, 250, (2, 37, 53), np.uint8)
+    path = write_raster("one.tif", values, transform=Affine(2, 0, 5e5, 0, -2, 4e6), nodata=7)
+    if masked:
+        write_mask(path)
+    with Raster(path) as image:
+        crs, transform, wanted = image.crs, image.transform, image.read(image.whole)
+        image.close()
+        same = image.read(image.whole)
+        np.testing.assert_array_equal(same.values, wanted.values)
+        np.testing.assert_array_equal(same.valid, wanted.valid)
+        assert crs is not None
+        assert image.dataset.crs == (crs if masked else None)
+
+        def opened(files: list[Any]) -> WarpedVRT:
+            assert files == [image.dataset]
+            return WarpedVRT(files[0])
+
+        for _ in range(2):  # also where they are open with it
+            view = image.stack.view("view", opened)
+            assert (view.crs, view.transform) == (crs, transform)
+            image.close()
 
 
 @pytest.mark.parametrize("names", [3, 4])

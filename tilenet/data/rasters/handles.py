@@ -41,21 +41,24 @@ class Handles:
 
     Args:
         path: Path of the raster.
-        open_all: Function that opens its files; it is told whether they are `alone`.
+        open_all: Function that opens its files; it is told whether they are `alone`, and `placed`.
 
     Attributes:
         alone: Whether nothing belongs to the files that lies next to them, for which GDAL would
             read the whole folder whenever it opens one, or ask for fifty names.
+        placed: Whether they are opened with their CRS and transform. Views need both: once one is
+            made they are.
     """
 
-    def __init__(self, path: str, open_all: Callable[[str, bool], list[Any]]) -> None:
+    def __init__(self, path: str, open_all: Callable[[str, bool, bool], list[Any]]) -> None:
         self._path, self._open_all = path, open_all
-        self.alone = False
+        self.alone, self.placed = False, True
+        self._opened_placed = True
         self._files: list[Any] = []
         self._views: dict[object, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Handles, (self._path, self._open_all), {"alone": self.alone}
+        return Handles, (self._path, self._open_all), {"alone": self.alone, "placed": self.placed}
 
     @property
     def files(self) -> list[Any]:
@@ -66,7 +69,8 @@ class Handles:
         """
         with READING:
             if not self._files:
-                self._files = self._open_all(self._path, self.alone)
+                self._files = self._open_all(self._path, self.alone, self.placed)
+                self._opened_placed = self.placed
             RECENT[self] = None
             RECENT.move_to_end(self)
             while len(RECENT) > MOST_OPEN:
@@ -76,6 +80,9 @@ class Handles:
     def view(self, key: object, make: Callable[[list[Any]], Viewed]) -> Viewed:
         """The result of `make` for the open files, kept by its key as long as they are open."""
         with READING:
+            self.placed = True
+            if not self._opened_placed:
+                self.close()
             files = self.files
             if key not in self._views:
                 self._views[key] = make(files)

@@ -34,6 +34,7 @@ for variable, value in {
     os.environ.setdefault(variable, value)
 
 NEXT_TO_FILES, MOST_LISTED = "GDAL_DISABLE_READDIR_ON_OPEN", "GDAL_READDIR_LIMIT_ON_OPEN"
+PLACES = "GDAL_GEOREF_SOURCES"
 LISTED = 1000  # names of a folder, which is GDAL's own limit
 
 
@@ -55,12 +56,16 @@ def real_path(path: str) -> str:
     return path if is_remote(path) else os.path.realpath(path)
 
 
-def looked_for(path: str, *, alone: bool) -> dict[str, str]:
-    """GDAL's options on what it looks for next to a file when it opens it.
+def looked_for(path: str, *, alone: bool, placed: bool) -> dict[str, str]:
+    """GDAL's options on what it looks for when it opens a file, next to it and in it.
 
     Args:
         alone: Whether nothing that belongs to it lies there, as was seen when it was opened before.
+        placed: Whether its CRS and transform are read, which takes longer than all else of a
+            GeoTIFF; False only for one that is alone.
     """
+    if not placed:
+        return {NEXT_TO_FILES: "EMPTY_DIR", PLACES: "NONE"}
     remote = is_remote(path)
     if alone or (remote and NEXT_TO_FILES not in os.environ):  # it would ask for some forty names
         return {NEXT_TO_FILES: "EMPTY_DIR"}

@@ -12,7 +12,7 @@ from rasterio._err import CPLE_BaseError
 from rasterio.enums import Interleaving
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
-from tilenet.data.rasters.location import looked_for, remedy_when_opened
+from tilenet.data.rasters.location import is_remote, looked_for, remedy_when_opened
 from tilenet.data.rasters.remedies import SET_TRANSFORM, TILED
 from tilenet.errors import TilenetError
 from tilenet.storage.atomic import check_name
@@ -37,19 +37,22 @@ MOST_NAMED = 8  # subdatasets
 MOST_LETTERS = 120  # of the name of one
 
 
-def opened(path: str, *, alone: bool = False) -> Any:
+def opened(path: str, *, alone: bool = False, placed: bool = True) -> Any:
     """rasterio's open file.
 
     Args:
         alone: See `looked_for`.
+        placed: See `looked_for`.
 
     Raises:
         TilenetError: GDAL cannot open it.
     """
     check_name("a raster", path)
     try:
-        with quiet(), rasterio.Env.from_defaults(**looked_for(path, alone=alone)):
-            return rasterio.open(path)
+        options = looked_for(path, alone=alone, placed=placed)
+        with quiet(), rasterio.Env.from_defaults(**options):
+            # Credentials, which rasterio.open looks for, take as long as a small header.
+            return rasterio.open(path) if is_remote(path) else rasterio.DatasetReader(path)
     except GDAL_ERRORS as error:
         raise cannot_open(path, error) from error
 

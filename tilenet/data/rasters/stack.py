@@ -185,6 +185,7 @@ class FileStack:
         self._places = [(n, b) for n, d in enumerate(datasets) for b in range(1, d.count + 1)]
         self.files = tuple(str(path) for dataset in datasets for path in dataset.files)
         self._handles.alone = len(self.files) == len(datasets)
+        self._handles.placed = not self._handles.alone or [d.driver for d in datasets] != ["GTiff"]
         self._block_rows = tuple(int(d.block_shapes[0][0]) for d in datasets)
         # Of each file once: rasterio asks GDAL for all bands each time.
         self.dtypes = tuple(name for d in datasets for name in dtypes_of(d))
@@ -236,12 +237,12 @@ class FileStack:
 
     @property
     def datasets(self) -> tuple[Any, ...]:
-        """rasterio's open files."""
+        """rasterio's open files; opened again they may be without CRS and transform."""
         return tuple(self._handles.files)
 
     @property
     def dataset(self) -> Any:
-        """rasterio's first open file."""
+        """The first of `datasets`."""
         return self._handles.files[0]
 
     def view(self, key: object, make: Callable[[list[Any]], Viewed]) -> Viewed:
@@ -396,9 +397,9 @@ def _begins(name: str, folder: str) -> bool:
     return ":" in name or "/vsi" in name or os.path.exists(os.path.join(folder, name))
 
 
-def _open_all(path: str, alone: bool) -> list[Any]:
+def _open_all(path: str, alone: bool, placed: bool) -> list[Any]:
     try:
-        return [opened(path, alone=alone)]
+        return [opened(path, alone=alone, placed=placed)]
     except TilenetError:
         paths = stacked_paths(path)
         # A wrong name with a plus sign in it is one name, unless some of its parts are files, or

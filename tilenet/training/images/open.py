@@ -110,7 +110,8 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
         own = _opened(run, pairs, share, stack, watchdog, turns.part_done)
         watchdog.arm_others("opening the images", len(pairs) / node.size)
     opened_files: list[_Opened] = [None] * len(pairs)  # type: ignore[list-item]
-    for rank, shared in enumerate(node.allgather(own)):
+    # One rank need not pickle thousands of headers for itself.
+    for rank, shared in enumerate(node.allgather(own) if node.size > 1 else [own]):
         opened_files[rank :: node.size] = shared if rank != node.rank else own
     node.Free()
     for file in opened_files:  # files of other ranks are opened when they are read
