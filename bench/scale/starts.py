@@ -27,7 +27,7 @@ NETWORK = ("--network.poolings", "1", "--network.base", "4", "--classes", "3", "
 def start(folder: Path, ranks: int, *options: object) -> dict[str, float]:
     """CPU seconds per rank, seconds, and the largest resident set of `tilenet train`."""
     command = ["mpiexec", "-n", ranks, sys.executable, "-m", "tilenet", "train", *NETWORK]
-    command += ["--output", folder / "run", "--overwrite", *options]
+    command += ["--output", folder / f"run-on-{ranks}", "--overwrite", *options]
     return {"ranks": ranks, **alone(run, [str(word) for word in command], ranks)}
 
 

@@ -150,7 +150,7 @@ def _record(run: RunFile, network: Architecture, bands: tuple[int, ...]) -> Netw
 def tiled_sizes(
     whole: Sequence[tuple[int, int]], crop_px: int | None, *, rotations: bool
 ) -> list[tuple[int, int]]:
-    """Sizes of the images or crops that are tiled, and of turned ones."""
+    """Sizes of the images or crops that are tiled, and of turned ones, each once."""
     crop = crop_px or max(map(max, whole))
-    sizes = [(min(crop, height), min(crop, width)) for height, width in whole]
+    sizes = list(dict.fromkeys((min(crop, height), min(crop, width)) for height, width in whole))
     return sizes + [size[::-1] for size in sizes if rotations and size[0] != size[1]]
