@@ -15,7 +15,7 @@ from pathlib import Path
 from .queues import Slurm, job_number
 from .steps import Outcome, Steps
 
-__all__ = ["Lives", "held", "in_order"]
+__all__ = ["Lives", "holds_step", "in_order"]
 
 WATCH = Path(__file__).with_name("watch.py")
 WATCH_S = 30  # between looks whether the first node lives
@@ -136,7 +136,7 @@ def in_order(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: [part.zfill(20) for part in re.split(r"(\d+)", name)])
 
 
-def held(steps: str) -> bool:
+def holds_step(steps: str) -> bool:
     """Whether Slurm holds a step, of those that `squeue -s -o '%i %j'` shows."""
     ours = re.compile(r"\.batch |\.extern | watch$")
     return any(not ours.search(line) for line in steps.splitlines())
@@ -149,7 +149,7 @@ def _let_go() -> bool:
     and with it all devices of the job.
     """
     for _ in range(LET_GO_S):
-        if not held(_output_of("squeue", "-h", "-s", "-j", job_number(), "-o", "%i %j")):
+        if not holds_step(_output_of("squeue", "-h", "-s", "-j", job_number(), "-o", "%i %j")):
             return True
         time.sleep(1)
     return False

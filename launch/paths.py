@@ -44,11 +44,11 @@ def check_paths(job: Job, *, submits: bool) -> list[str]:
             f"what a job reads must be there when it is submitted ({'; '.join(lacking.here)}); put "
             "it there, name another path, or leave a step out with --run '' or --image ''"
         )
-    said = {
+    reasons = {
         "not there yet, where the job is to be submitted from this folder": lacking.here,
         "not seen from here, so the nodes must see it": lacking.elsewhere,
     }
-    return [f"{why}: {printable('; '.join(paths))}" for why, paths in said.items() if paths]
+    return [f"{why}: {printable('; '.join(paths))}" for why, paths in reasons.items() if paths]
 
 
 def missing(job: Job) -> Missing:
@@ -57,12 +57,12 @@ def missing(job: Job) -> Missing:
     Not looked for: what the job makes, copies of files on the nodes, addresses, and names that
     stand for several files.
     """
-    named = [("--run", job.run), ("--packed", job.packed)]
-    named.append(("--venv", f"{job.venv}/bin/activate" if job.venv else ""))
+    named_paths = [("--run", job.run), ("--packed", job.packed)]
+    named_paths.append(("--venv", f"{job.venv}/bin/activate" if job.venv else ""))
     rasters = [("--image", job.image), *(("--stage", path) for path in job.stage)]
     rasters += [(f"in {job.run}:", path) for path in _files_of(Path(job.run))]
-    named += [(name, path) for name, path in rasters if _is_file(path)]
-    lacking = [(name, path) for name, path in named if path and not os.path.exists(path)]
+    named_paths += [(name, path) for name, path in rasters if _is_file(path)]
+    lacking = [(name, path) for name, path in named_paths if path and not os.path.exists(path)]
     return Missing(
         here=_listed((name, path) for name, path in lacking if not os.path.isabs(path)),
         elsewhere=_listed((name, path) for name, path in lacking if os.path.isabs(path)),
@@ -86,10 +86,10 @@ def _is_file(path: str) -> bool:
     return not parts and ":" not in path  # ZARR:"scene.zarr":/red
 
 
-def _listed(named: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+def _listed(named_paths: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """A text for each name, of its first path and how many more there are."""
     of: dict[str, list[str]] = {}
-    for name, path in named:
+    for name, path in named_paths:
         of.setdefault(name, []).append(path)
     return tuple(
         f"{name} {paths[0]}" + f" and {len(paths) - 1} more" * (len(paths) > 1)

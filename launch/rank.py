@@ -11,14 +11,14 @@ import signal
 import sys
 from contextlib import suppress
 
-__all__ = ["run", "said"]
+__all__ = ["run", "status_of"]
 
 NUMBERS = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK", "SLURM_PROCID")
 ASKS = (signal.SIGUSR1, signal.SIGTERM)
 STOPPED = 75
 
 
-def said(code: int, stop: bool, rank: int) -> tuple[str, int]:
+def status_of(code: int, stop: bool, rank: int) -> tuple[str, int]:
     """What a rank writes into the status file, and its exit code.
 
     `code` is the program's; less than 0 where a signal ended it.
@@ -53,7 +53,7 @@ def run(status: str, folder: str, early: str, program: list[str]) -> int:
     # The launcher is up: only from now on can it be sent signals.
     if rank == 0:
         _write(status, "began\n")
-    words, code = said(*_wait(child), rank)
+    words, code = status_of(*_wait(child), rank)
     _write(status, words)
     return code
 

@@ -54,11 +54,11 @@ def set_enabled_lms(enable: bool) -> None:
     if enable == get_enabled_lms():
         return
     if _process.enabled is not None:
-        made, _process.enabled = _process.enabled, None
-        for handle in made.handles:
+        enabled, _process.enabled = _process.enabled, None
+        for handle in enabled.handles:
             handle.remove()
-        made.hooks.leave()
-        made.swapper.close()
+        enabled.hooks.leave()
+        enabled.swapper.close()
         return
     slabs = open_slabs(None, None, pinned=torch.cuda.is_available())
     swapper = Swapper(_process.limit_bytes, _process.min_bytes, LOOKAHEAD, slabs)

@@ -23,18 +23,18 @@ SMALLEST = "loss", "rmse", "mae"  # are the best
 SMALL_SPAN = 1024  # of values: a table of all their pairs takes 8 MB
 
 
-def count_pairs(labels: NDArray[np.int64], found: NDArray[np.int64]) -> dict[tuple[int, int], int]:
+def count_pairs(labels: NDArray[np.int64], mapped: NDArray[np.int64]) -> dict[tuple[int, int], int]:
     """How many pixels have which label and which class; both (N,), whatever their values."""
     if not len(labels):
         return {}
-    low = min(int(labels.min()), int(found.min()))
-    span = max(int(labels.max()), int(found.max())) - low + 1
+    low = min(int(labels.min()), int(mapped.min()))
+    span = max(int(labels.max()), int(mapped.max())) - low + 1
     if span <= SMALL_SPAN:
-        counts = np.bincount((labels - low) * span + (found - low))
+        counts = np.bincount((labels - low) * span + (mapped - low))
         codes = np.flatnonzero(counts)
         cells, counts = np.stack(np.divmod(codes, span)) + low, counts[codes]
     else:  # sorts pairs: a hundred times slower, for values that are hardly classes
-        cells, counts = np.unique(np.stack([labels, found]), axis=1, return_counts=True)
+        cells, counts = np.unique(np.stack([labels, mapped]), axis=1, return_counts=True)
     pairs = zip(cells.T.tolist(), counts.tolist(), strict=True)
     return {(label, guess): count for (label, guess), count in pairs}
 
@@ -68,15 +68,15 @@ def scores(matrix: NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def number_sums(found: NDArray[Any], truth: NDArray[Any]) -> tuple[float, ...]:
+def number_sums(mapped: NDArray[Any], truth: NDArray[Any]) -> tuple[float, ...]:
     """Sums over pixels of a piece of a map, of which there is one at least; both (N,).
 
     Returns:
-        N, Σe, Σ|e|, Σe² of the errors e = found − truth; mean of the truth, and the sum of its
+        N, Σe, Σ|e|, Σe² of the errors e = mapped − truth; mean of the truth, and the sum of its
         squared deviations from that mean, which loses no digits where the truth is far from 0.
     """
-    found, truth = found.astype(np.float64), truth.astype(np.float64)
-    errors, mean = found - truth, truth.mean()
+    mapped, truth = mapped.astype(np.float64), truth.astype(np.float64)
+    errors, mean = mapped - truth, truth.mean()
     sums = errors.sum(), np.abs(errors).sum(), np.square(errors).sum()
     return len(truth), *map(float, sums), float(mean), float(np.square(truth - mean).sum())
 

@@ -89,7 +89,7 @@ def _plans(adopted: "Adopted") -> Iterator[tuple[str, "RunPlan"]]:
     exchanged = HaloRule(0, context.alignment_px, exchanged=True)
     plan = replace(plan_of(adopted, exchanged, (1, 2)), mesh=MeshShape(1, 1, 2))
     exact = halo_rule("exact", layers)
-    overlap = replace(plan, rule=exact, asked=Cut((2, 2)))
+    overlap = replace(plan, rule=exact, requested=Cut((2, 2)))
     yield "overlap", overlap
     yield "exchange", plan
     whole, partitions = whole_image(layers), min(PARTITIONS, most_partitions(len(layers), together))
@@ -118,8 +118,8 @@ def _compared(
     from tilenet.training.proof.reference import random_problem
     from tilenet.training.proof.run import compare
 
-    grid, unit = plan.asked.grid or (1, 2), adopted.context.alignment_px
-    like = cut(unit * (2 * grid[0] + 1), unit * (2 * grid[1] + 1), plan.asked, plan.rule)
+    grid, unit = plan.requested.grid or (1, 2), adopted.context.alignment_px
+    like = cut(unit * (2 * grid[0] + 1), unit * (2 * grid[1] + 1), plan.requested, plan.rule)
     question = ImageQuestion(
         adopted.layers, plan.rule, grid, like, 2, backward=True, patience_s=seconds
     )

@@ -138,7 +138,7 @@ def mapping(name: str, way: str, side: int, once: bool) -> dict[str, Any]:
 
     rows = max(span.own for span in plan.tiling.rows)
     predicted = swept_bytes(layers, side, side, rows, 4) if way == "sweep" else 0
-    predicted += 4 * kept_cells(layers, plan.kept, plan.tiling.extended, 1)
+    predicted += 4 * kept_cells(layers, plan.kept_maps, plan.tiling.extended, 1)
     figures = taken(run, predicted, counts=way in COUNTED, once=once)
     return {"passes": len(plan.passes) + 1, "grid": plan.tiling.grid, **figures}
 
@@ -155,7 +155,7 @@ def training(name: str, way: str, side: int, once: bool) -> dict[str, Any]:
     labels = torch.randint(0, 5, (1, side, side), dtype=torch.uint8)
     plan, unit = planned(layers, side, "tiles"), context_of(layers).alignment_px
     sweeps = plan_sweeps(layers, side, side, 4, machine("local").memory_bytes)
-    keeps, strip_rows = bool(sweeps.kept), sweeps.edges[1]
+    keeps, strip_rows = bool(sweeps.kept_maps), sweeps.edges[1]
     whole = cut(side, side, Cut(grid=(1, 1)), HaloRule(0, unit))
     pipe = SweptPipe(network, layers, CPU, "float32", lambda rows, cols: sweeps)
 

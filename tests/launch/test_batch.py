@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from launch.batch import AGAIN, ending, main
-from launch.lives import held, in_order
+from launch.lives import holds_step, in_order
 from launch.queues import preempted, requeues
-from launch.rank import said
+from launch.rank import status_of
 from launch.steps import Outcome, outcome, starts_again
 from launch.stop_signals import StopSignals
 
@@ -52,7 +52,7 @@ def test_what_ranks_write_says_how_a_step_ended(
 def test_a_rank_tells_a_stop_from_a_failure(
     code: int, stop: bool, rank: int, words: str, exits: int
 ) -> None:
-    assert said(code, stop, rank) == (words, exits)
+    assert status_of(code, stop, rank) == (words, exits)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_slurm_queues_a_job_again_that_makes_room_and_still_runs() -> None:
 
 def test_slurm_holds_a_step_that_is_neither_its_own_nor_the_watch() -> None:
     free = "7.batch batch\n7.extern extern\n7.3 watch\n"
-    assert not held(free)
-    assert not held("")
-    assert held(f"{free}7.4 python\n")
+    assert not holds_step(free)
+    assert not holds_step("")
+    assert holds_step(f"{free}7.4 python\n")
 
 
 def test_nodes_are_in_the_order_of_their_numbers() -> None:

@@ -87,7 +87,7 @@ def test_a_map_that_is_lost_is_computed_again(monkeypatch: pytest.MonkeyPatch) -
 
     def others(*args) -> MapPlan:  # type: ignore[no-untyped-def]
         plan = right(*args)
-        return replace(plan, kept=(frozenset(), *plan.kept[1:]))
+        return replace(plan, kept_maps=(frozenset(), *plan.kept_maps[1:]))
 
     monkeypatch.setattr(sweeps, "plan_passes", others)
     found, _, times = counted(adopted, image, monkeypatch)

@@ -69,7 +69,7 @@ def blacken(path: Path) -> None:
 
 def same(first: RunFile, second: RunFile) -> None:
     check_bits(first, second)
-    if first.validation.wanted:
+    if first.validation.holds_out:
         scores = [
             [{**row, "seconds": ""} for row in rows(run, "validation.csv")]
             for run in (first, second)

@@ -22,7 +22,7 @@ def test_it_says_what_the_article_says() -> None:
     assert (run.crop_px, run.batch_size, run.epochs) == (720, 16, 175)
     assert (run.network.norm, run.loss, len(run.class_names)) == ("batch", "ce", 19)
     # every: None is each epoch
-    held_out = run.validation.wanted, run.validation.every, run.validation.batch_size
+    held_out = run.validation.holds_out, run.validation.every, run.validation.batch_size
     assert held_out == (True, None, 2)
     assert run.validation.score == "mean_iou"
     rates = run.schedule.rates(run.optimizer.lr, 1750)

@@ -240,7 +240,7 @@ def _recorded(
     module: nn.Module, bands: int, batch_norm: str
 ) -> tuple[tuple[Layer, ...], dict[str, str]]:
     """Record at the smallest size that all strides divide."""
-    said: list[str] = []
+    reasons: list[str] = []
     for height in HEIGHTS_PX:
         try:
             linear = linearise(graph_of(module, bands, (height, 2 * height), batch_norm))
@@ -252,18 +252,18 @@ def _recorded(
             unit = context_of(linear.layers).alignment_px
             if height % unit == 0:
                 return linear.layers, linear.names
-            said.append(f"a network's strides divide {max(HEIGHTS_PX)} px (they make {unit} px)")
+            reasons.append(f"a network's strides divide {max(HEIGHTS_PX)} px (they make {unit} px)")
         except TilenetError as error:
             # At sizes that a stride does not divide, maps do not fit each other.
-            said.append(str(error))
+            reasons.append(str(error))
         except Exception as error:  # a graph of an unknown form
-            said.append(
+            reasons.append(
                 f"a network's graph must be a list of layers ({type(module).__name__}: "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:200]}); report it, please"
             )
-        if said.count(said[-1]) == MOST_TRIES:
+        if reasons.count(reasons[-1]) == MOST_TRIES:
             break
-    raise TilenetError(said[0])
+    raise TilenetError(reasons[0])
 
 
 def _check_places(layers: tuple[Layer, ...]) -> None:

@@ -56,10 +56,10 @@ class Moved:
     @property
     def size(self) -> tuple[int, int]:
         """Rows and columns."""
-        there = self.cells.size or (1, 1)
+        size = self.cells.size or (1, 1)
         rows, cols = (
             -(-(cells + before + behind) // step)
-            for cells, (before, behind, step) in zip(there, (self.rows, self.cols), strict=True)
+            for cells, (before, behind, step) in zip(size, (self.rows, self.cols), strict=True)
         )
         return rows, cols
 
@@ -133,15 +133,15 @@ def refusal_of(refusals: "Sequence[Refusal]") -> str:
     places: dict[str, list[str]] = {}
     for refusal in refusals:
         places.setdefault(refusal.why, []).append(refusal.where)
-    said = [
+    reasons = [
         f"{why} ({'; '.join([*where[:MOST_PLACES], *_left(len(where) - MOST_PLACES)])})"
         for why, where in list(places.items())[:MOST_REASONS]
     ]
-    said += _left(sum(map(len, list(places.values())[MOST_REASONS:])))
+    reasons += _left(sum(map(len, list(places.values())[MOST_REASONS:])))
     without = "these" if len(refusals) > 1 else "it"
     return (
-        f"each layer's neighbourhood must be known, and {', '.join(said)}; use a network without "
-        f"{without}, or halo_mode: windows (window_px in predict), which is approximate"
+        f"each layer's neighbourhood must be known, and {', '.join(reasons)}; use a network "
+        f"without {without}, or halo_mode: windows (window_px in predict), which is approximate"
     )
 
 
@@ -239,12 +239,12 @@ class Call:
 
     def layer(self, layer: Layer, *inputs: Value, weights: dict[str, Any] | None = None) -> Value:
         """The map that a layer makes, of the call's shape."""
-        named = {own: self.weight(w).name for own, w in (weights or {}).items() if w is not None}
+        names = {own: self.weight(w).name for own, w in (weights or {}).items() if w is not None}
         whole = isinstance(layer, GlobalPool) or (
             all(value.whole for value in inputs) and not isinstance(layer, Expand)
         )
         size = self.sizes[2], self.sizes[3]
-        return Value(layer.out_channels, size, whole, layer, inputs, named)
+        return Value(layer.out_channels, size, whole, layer, inputs, names)
 
     def add_layer(
         self, layer: Layer, *inputs: Value, weights: dict[str, Any] | None = None
@@ -261,12 +261,12 @@ class Arguments:
         by_name: Values in the schema's order; tensors are `Cells`, lists tuples that begin with
             `list`.
         defaults: Names of those that hold the schema's default.
-        named: Names of those that are passed by name only.
+        keyword_only: Names of those that are passed by name only.
     """
 
     by_name: dict[str, Any]
     defaults: frozenset[str]
-    named: frozenset[str]
+    keyword_only: frozenset[str]
 
     def value(self, name: str) -> Any:
         """An argument; None: the operator has no argument of that name."""
@@ -281,11 +281,11 @@ class Arguments:
     def as_step(self, call: Call) -> tuple[Any, ...]:
         """The arguments as a step has them, without defaults at the end."""
         positional = [
-            (name, value) for name, value in self.by_name.items() if name not in self.named
+            (name, value) for name, value in self.by_name.items() if name not in self.keyword_only
         ]
         while positional and positional[-1][0] in self.defaults:
             positional.pop()
-        for name in self.named - self.defaults:
+        for name in self.keyword_only - self.defaults:
             if name in WITHOUT_EFFECT:
                 continue
             positional.append((name, ("named", name, self.by_name[name])))

@@ -130,11 +130,11 @@ def numbers_of(tensor: Tensor, times: Sequence[int]) -> Cells:
     """Numbers that a layer holds, which are repeated along dimensions."""
     few = tuple(tensor.shape)
     arguments = ("list", *tensor.flatten().tolist()), ("list", *few)
-    held = Cells(tuple(_channels(n) for n in few), operator=CONSTANT, arguments=arguments)
+    constant = Cells(tuple(_channels(n) for n in few), operator=CONSTANT, arguments=arguments)
     if set(times) <= {1}:
-        return held
+        return constant
     dims = tuple(_channels(n * repeats) for n, repeats in zip(few, times, strict=True))
-    return Cells(dims, operator="repeat.default", arguments=(held, ("list", *times)))
+    return Cells(dims, operator="repeat.default", arguments=(constant, ("list", *times)))
 
 
 def _channels(number: int) -> Dim:
@@ -153,19 +153,19 @@ def regroup(cells: Cells, shape: Sequence[int]) -> tuple[Dim, ...] | None:
     dims: list[Dim] = []
     for number in shape:
         dim: list[Atom] = []
-        there = 1
-        while there < number and parts:
+        built = 1
+        while built < number and parts:
             atom, size = parts.pop(0)
-            if number % (there * size) == 0:
+            if number % (built * size) == 0:
                 dim.append(atom)
-                there *= size
-            elif isinstance(atom, int) and number % there == 0 and size % (number // there) == 0:
-                dim.append(number // there)
-                parts.insert(0, (size // (number // there), size // (number // there)))
-                there = number
+                built *= size
+            elif isinstance(atom, int) and number % built == 0 and size % (number // built) == 0:
+                dim.append(number // built)
+                parts.insert(0, (size // (number // built), size // (number // built)))
+                built = number
             else:
                 return None
-        if there != number:
+        if built != number:
             return None
         dims.append(merged(dim))
     return None if parts else tuple(dims)
@@ -202,8 +202,8 @@ def map_of(cells: Cells) -> Value:
         0, prod(cells.numbers(cells.dims[1])), single=single, weights=_held(weights), steps=steps
     )
     whole = all(value.whole for value in maps)
-    named = {f"w{n}": weight.name for n, weight in enumerate(weights)}
-    return Value(layer.out_channels, cells.size or (1, 1), whole, layer, maps, named)
+    names = {f"w{n}": weight.name for n, weight in enumerate(weights)}
+    return Value(layer.out_channels, cells.size or (1, 1), whole, layer, maps, names)
 
 
 def kernel_of(cells: Cells) -> tuple[tuple[Weight, ...], dict[str, Any]] | None:

@@ -98,10 +98,10 @@ def broadcast(call: Call, tensors: Sequence[Cells]) -> tuple[Dim, ...]:
     """Dimensions of what acts on each number of tensors that are laid on each other."""
     dims: list[Dim] = []
     for place in range(1, max(len(tensor.dims) for tensor in tensors) + 1):
-        there = {tensor.dims[-place] for tensor in tensors if place <= len(tensor.dims)} - {()}
-        if len(there) > 1:
+        present = {tensor.dims[-place] for tensor in tensors if place <= len(tensor.dims)} - {()}
+        if len(present) > 1:
             raise call.refused("rows, columns, channels or images of maps meet others")
-        dims.append(next(iter(there), ()))
+        dims.append(next(iter(present), ()))
     return tuple(reversed(dims))
 
 
@@ -310,8 +310,8 @@ def _repeated(call: Call, x: Cells, args: Arguments) -> Any:
     if isinstance(other, Cells) and other.size and not x.size:
         ones = applied("ones_like.default", other, other)
         return applied("mul.Tensor", ones, x, ones, dims=broadcast(call, [x, other]))
-    there = (*[()] * (len(call.sizes) - len(x.dims)), *x.dims)
-    wide = reshaped(x, there)
+    padded_dims = (*[()] * (len(call.sizes) - len(x.dims)), *x.dims)
+    wide = reshaped(x, padded_dims)
     times = [n // old for n, old in zip(call.sizes, wide.shape, strict=True)]
     if any(n > 1 and wide.over_cells(place) for place, n in enumerate(times)):
         raise call.refused("rows, columns or images are repeated")

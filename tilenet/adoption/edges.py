@@ -142,15 +142,15 @@ def _sliced(
     if name is None:
         return NotImplemented
     moved = x if isinstance(x, Moved) else Moved(cells)
-    there = moved.size[name == "cols"]
-    first, last, _ = slice(start, end, step).indices(there)
-    if (first, last, step) == (0, there, 1):
+    num_cells = moved.size[name == "cols"]
+    first, last, _ = slice(start, end, step).indices(num_cells)
+    if (first, last, step) == (0, num_cells, 1):
         return x
     before, behind, by = getattr(moved, name)
     if moved.edge != "zeros" or by > 1 or (step > 1 and (before, behind) != (0, 0)):
         moved = Moved(settled(call, moved))
         before, behind = 0, 0
-    axis: Any = {name: (before - first, behind - (there - last), step)}
+    axis: Any = {name: (before - first, behind - (num_cells - last), step)}
     return replace(moved, **axis, settled=[])
 
 

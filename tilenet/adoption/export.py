@@ -131,18 +131,18 @@ class _Interpreter:
     def run(self) -> Value:
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
-                held = self.tensors.held(node)
-                if held is None:
+                tensor = self.tensors.tensor_of(node)
+                if tensor is None:
                     _, bands, *size = node.meta["val"].shape
                     image = Value(bands, (size[0], size[1]))
                     self.maps.append(image)
                     self._note(node, cells_of(image))
                 else:
-                    self._note(node, held)
+                    self._note(node, tensor)
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "get_attr":
-                self._note(node, self._said(node).refused("a part is recorded as one operator"))
+                self._note(node, self._call_of(node).refused("a part is recorded as one operator"))
             elif node.op == "output":
                 return self._output(node)
         raise AssertionError("a graph has an output")
@@ -151,7 +151,7 @@ class _Interpreter:
         self.names[node] = len(self.results)
         self.results.append(result)
 
-    def _said(self, node: fx.Node) -> Call:
+    def _call_of(self, node: fx.Node) -> Call:
         """The call of a node."""
         target = str(node.target).split(".", 1)[-1] if "." in str(node.target) else str(node.target)
         name, _, overload = target.partition(".")
@@ -172,7 +172,7 @@ class _Interpreter:
         )
 
     def _call(self, node: fx.Node) -> None:
-        value, call = node.meta.get("val"), self._said(node)
+        value, call = node.meta.get("val"), self._call_of(node)
         if node.target is getitem:
             parts, number = self._argument(node.args[0]), node.args[1]
             assert isinstance(number, int)
@@ -182,11 +182,11 @@ class _Interpreter:
             self._note(node, self._argument(node.args[0]))  # a count of batches
             return
         if not isinstance(value, torch.Tensor | list | tuple):
-            taken = None if value is None else call.refused("a number is taken out of a tensor")
-            self._note(node, taken)
+            outcome = None if value is None else call.refused("a number is taken out of a tensor")
+            self._note(node, outcome)
             return
-        named = {name: self._argument(argument) for name, argument in node.kwargs.items()}
-        result = self._apply(call, node.target, self._argument(node.args), named)
+        kwargs = {name: self._argument(argument) for name, argument in node.kwargs.items()}
+        result = self._apply(call, node.target, self._argument(node.args), kwargs)
         if isinstance(result, Refusal) and isinstance(call.shape, tuple) and call.floats:
             result = self._stand_in(node, call, result)
         result = [self._entered(part) for part in result] if isinstance(result, list) else (
@@ -225,11 +225,11 @@ class _Interpreter:
             self.maps.append(value)
         return cells_of(value)
 
-    def _apply(self, call: Call, function: Any, args: Any, named: dict[str, Any]) -> Any:
+    def _apply(self, call: Call, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of a call, or its refusal, which is raised where the result is used."""
-        schema, held = _bound(function, args, named)
+        schema, values = _bound(function, args, kwargs)
         # Only what is used is refused: parts of a module may lead nowhere.
-        flat = _flat(list(held.values()))
+        flat = _flat(list(values.values()))
         for argument in flat:
             if isinstance(argument, TilenetError) and not (
                 isinstance(argument, Places) and call.operator == "max_unpool2d"
@@ -239,47 +239,47 @@ class _Interpreter:
             if any(isinstance(argument, Mapless) for argument in flat):
                 tensors = [settled(call, x) for x in flat if isinstance(x, Cells | Moved)]
                 if not tensors:
-                    return compute_mapless(call, function, args, named)
+                    return compute_mapless(call, function, args, kwargs)
                 lay = partial(laid_on, call, tensors, self._apply)
-                held = {name: lay(argument) for name, argument in held.items()}
+                values = {name: lay(argument) for name, argument in values.items()}
             if call.operator not in TAKE_MOVED:
-                held = {name: settled(call, argument) for name, argument in held.items()}
-            if call.operator in OPERATORS and not _of_weights(call, held):
-                result = self._layer(call, schema, held)
+                values = {name: settled(call, argument) for name, argument in values.items()}
+            if call.operator in OPERATORS and not _of_weights(call, values):
+                result = self._layer(call, schema, values)
                 if result is not NotImplemented:
                     return result
-            held = {name: settled(call, argument) for name, argument in held.items()}
-            return cellwise(call, _arguments(call, schema, held))
+            values = {name: settled(call, argument) for name, argument in values.items()}
+            return cellwise(call, _arguments(call, schema, values))
         except TilenetError as error:
             alone = not any(isinstance(x, Cells | Moved | Noise | Mapless) for x in flat)
-            return compute_mapless(call, function, args, named) if alone else error
+            return compute_mapless(call, function, args, kwargs) if alone else error
         except Exception as error:  # an unknown form of the call
             words = f" {type(error).__name__}: {error}"
             return call.refused("this form of the operator is unknown", values=words)
 
-    def _layer(self, call: Call, schema: list[Any], held: dict[str, Any]) -> Any:
+    def _layer(self, call: Call, schema: list[Any], values: dict[str, Any]) -> Any:
         """The result of the operator's own function; other arguments must hold their defaults."""
         function = OPERATORS[call.operator]
-        self._spend(call, held)
+        self._spend(call, values)
         x, *parameters = schema
         known = signature(function).parameters
         for parameter in parameters:
             if parameter.name in known or parameter.name in WITHOUT_EFFECT or ANY in known:
                 continue
-            if _is_default(held[parameter.name], parameter):
+            if _is_default(values[parameter.name], parameter):
                 continue
             if call.operator in ALSO_CELLWISE:
                 return NotImplemented
             raise call.refused(
                 "an argument is not the usual one",
-                values=f" with {parameter.name}: {held[parameter.name]}",
+                values=f" with {parameter.name}: {values[parameter.name]}",
             )
-        more = {p.name: held[p.name] for p in parameters if p.name in known}
-        return function(call, held[x.name], **more)
+        more = {p.name: values[p.name] for p in parameters if p.name in known}
+        return function(call, values[x.name], **more)
 
-    def _spend(self, call: Call, held: dict[str, Any]) -> None:
+    def _spend(self, call: Call, values: dict[str, Any]) -> None:
         """Refuse masks that are used twice: each layer that drops draws its own."""
-        for argument in held.values():
+        for argument in values.values():
             if call.operator == "mul" and isinstance(argument, Noise):
                 if argument.source in self.spent:
                     raise call.refused("the same random numbers drop samples of several maps")
@@ -296,7 +296,7 @@ class _Interpreter:
         result = self._argument(node.args[0])
         result = result[0] if isinstance(result, list) and result else result
         try:
-            result = settled(self._said(node), result)
+            result = settled(self._call_of(node), result)
         except Refusal as error:
             result = error
         if isinstance(result, Refusal):
@@ -324,9 +324,9 @@ def _flat(arguments: list[Any]) -> list[Any]:
     return [x for part in arguments for x in (part if isinstance(part, list) else [part])]
 
 
-def _of_weights(call: Call, held: dict[str, Any]) -> bool:
+def _of_weights(call: Call, values: dict[str, Any]) -> bool:
     """Whether an operator's first argument is computed of weights and numbers alone."""
-    first = _flat([next(iter(held.values()), None)])
+    first = _flat([next(iter(values.values()), None)])
     cells = [x for x in first if isinstance(x, Cells)]
     return len(cells) == len(first) > 0 and call.operator != "detach" and not any(
         x.size or x.over_cells(place) for x in cells for place in range(len(x.dims))
@@ -367,7 +367,7 @@ class _Tensors:
             if isinstance(part, nn.modules.batchnorm._BatchNorm)
         }
 
-    def held(self, node: fx.Node) -> Cells | float | None:
+    def tensor_of(self, node: fx.Node) -> Cells | float | None:
         """The weight, buffer or constant that is an input of the graph; None: the image."""
         shape = tuple(node.meta["val"].shape)
         name = self.names.get(node.name)
@@ -396,7 +396,7 @@ class _Tensors:
 
 
 def _bound(
-    function: Any, args: Sequence[Any], named: dict[str, Any]
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """The parameters of an operator's schema, and the value of each in a call."""
     schema = getattr(function, "_schema", None)
@@ -404,17 +404,17 @@ def _bound(
         return [], {str(number): argument for number, argument in enumerate(args)}
     values = {p.name: p.default_value for p in schema.arguments}
     values |= {p.name: value for p, value in zip(schema.arguments, args, strict=False)}
-    return list(schema.arguments), {**values, **named}
+    return list(schema.arguments), {**values, **kwargs}
 
 
-def _arguments(call: Call, schema: list[Any], held: dict[str, Any]) -> Arguments:
+def _arguments(call: Call, schema: list[Any], values: dict[str, Any]) -> Arguments:
     """A call's arguments as a cellwise step has them."""
-    for argument in held.values():
+    for argument in values.values():
         if isinstance(argument, Noise):
             raise call.refused("random numbers are used for something else than drop path")
     return Arguments(
-        {name: _frozen(argument) for name, argument in held.items()},
-        frozenset(p.name for p in schema if _is_default(held[p.name], p)),
+        {name: _frozen(argument) for name, argument in values.items()},
+        frozenset(p.name for p in schema if _is_default(values[p.name], p)),
         frozenset(p.name for p in schema if p.kwarg_only),
     )
 

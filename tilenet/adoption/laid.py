@@ -97,10 +97,10 @@ class _Laying:
         return self.done[source, dims]
 
     def _laid(self, source: Mapless, dims: tuple[Dim, ...]) -> Any:
-        there = set(PLACES) & set(dims)
-        if not there:
+        place_dims = set(PLACES) & set(dims)
+        if not place_dims:
             return constant_of("a tensor", source.tensor.double())
-        if len(there) < len(PLACES):
+        if len(place_dims) < len(PLACES):
             raise self._uneven
         tensor = source.tensor.double()[(None,) * (len(dims) - source.tensor.dim())]
         maps = tensor.movedim([dims.index(dim) for dim in PLACES], (0, -2, -1))
@@ -126,8 +126,8 @@ class _Laying:
             return self.of(argument, _traced(source, argument, dims))
 
         try:
-            named = {name: laid(part) for name, part in source.named.items()}
-            result = self.run(source.call, source.function, laid(source.args), named)
+            kwargs = {name: laid(part) for name, part in source.kwargs.items()}
+            result = self.run(source.call, source.function, laid(source.args), kwargs)
             result = result if source.number is None else result[source.number]
         except Exception as error:  # the operator does not take such numbers
             raise self._uneven from error

@@ -32,7 +32,7 @@ class Mapless:
     call: Call
     function: Any
     args: Any
-    named: dict[str, Any]
+    kwargs: dict[str, Any]
     number: int | None = None
 
     def of(self, old: "Mapless", new: Tensor) -> Tensor:
@@ -48,27 +48,27 @@ class Mapless:
             return torch.full_like(argument.tensor, 0.5, dtype=torch.float64)
 
         result = self.function(
-            *replaced(self.args), **{n: replaced(argument) for n, argument in self.named.items()}
+            *replaced(self.args), **{n: replaced(argument) for n, argument in self.kwargs.items()}
         )
         return result if self.number is None else result[self.number]  # type: ignore[no-any-return]
 
 
-def compute_mapless(call: Call, function: Any, args: Any, named: dict[str, Any]) -> Any:
+def compute_mapless(call: Call, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The result of an operator on numbers and such tensors, or the refusal of the call."""
     refused = refusal(call)
     if torch.Tag.nondeterministic_seeded in function.tags or "empty" in call.operator:
         return refused
     try:
         with wide_numbers():
-            result = function(*_wide(args), **{name: _wide(x) for name, x in named.items()})
+            result = function(*_wide(args), **{name: _wide(x) for name, x in kwargs.items()})
     except Exception:  # the operator does not take such numbers
         return refused
     several = list(result) if isinstance(result, list | tuple) else [result]
     if any(tensor.dtype not in WIDE for tensor in several):
         return call.refused("numbers are made in forward in a type of few bits")
     if isinstance(result, list | tuple):
-        return [Mapless(tensor, call, function, args, named, n) for n, tensor in enumerate(result)]
-    return Mapless(result, call, function, args, named)
+        return [Mapless(tensor, call, function, args, kwargs, n) for n, tensor in enumerate(result)]
+    return Mapless(result, call, function, args, kwargs)
 
 
 def refusal(call: Call) -> Refusal:

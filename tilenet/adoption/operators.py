@@ -161,8 +161,8 @@ def _normed(
         ("reshape.default", ("value", 1), ("list", *single.shape, 1, 1)),
         ("mul.Tensor" if bias is None else "add.Tensor", ("value", 0), ("value", 2)),
     )
-    held = ((name, single.shape, single.trained),)
-    scale = Cellwise(value.channels, value.channels, weights=held, steps=steps)
+    held_weights = ((name, single.shape, single.trained),)
+    scale = Cellwise(value.channels, value.channels, weights=held_weights, steps=steps)
     return call.add_layer(scale, call.map_of(y), weights={name: single})
 
 
@@ -236,8 +236,8 @@ def _unpooled(call: Call, x: Any, indices: Places, output_size: Any) -> Cells:
     first = applied("argmax.default", blocks, blocks, 2, dims=cells_of(value).dims, floats=False)
     place = cells_of(call.map_of(applied(CONVERT, first, first, floats=True)))
     numbers = numbers_of(torch.arange(float(width * width)).view(-1, 1, 1), (1, 1, 1))
-    there = applied("eq.Tensor", blocks, reshaped(place, alone), numbers)
-    spread = to_map(applied("mul.Tensor", blocks, reshaped(cells_of(value), alone), there))
+    mask = applied("eq.Tensor", blocks, reshaped(place, alone), numbers)
+    spread = to_map(applied("mul.Tensor", blocks, reshaped(cells_of(value), alone), mask))
     layer = Upsample(spread.shape[1], value.channels, width, "shuffle")
     return call.add_layer(layer, call.map_of(spread))
 

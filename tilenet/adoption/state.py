@@ -31,8 +31,8 @@ def copied(module: nn.Module) -> nn.Module:
 
 def trained_names(module: nn.Module) -> set[str]:
     """All names of weights that are trained."""
-    named = module.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in named if parameter.requires_grad}
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in parameters if parameter.requires_grad}
 
 
 def twins(module: nn.Module) -> dict[str, str]:

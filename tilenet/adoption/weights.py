@@ -92,9 +92,9 @@ def _best_fit(tensors: dict[str, Tensor], state: dict[str, Tensor], path: Path) 
                 f"{_first(state)} and so on); name weights of the same network, or of a part of it"
             )
         best = likely
-    named = {words: name for name, words in _words(state).items()}
+    names_by_words = {words: name for name, words in _words(state).items()}
     for name, words in _words(tensors).items():
-        place = named.get((*best.target, *words[len(best.source) :]), "")
+        place = names_by_words.get((*best.target, *words[len(best.source) :]), "")
         if words[: len(best.source)] != best.source or place not in state:
             continue
         if tensors[name].shape != state[place].shape:
@@ -191,10 +191,10 @@ def _read(path: Path) -> dict[str, Tensor]:
         ) from error
     tensors = _within(content)
     if not tensors:
-        held = f" of {_first(map(str, content))}" if isinstance(content, Mapping) else ""
+        keys = f" of {_first(map(str, content))}" if isinstance(content, Mapping) else ""
         raise TilenetError(
             f"a file of weights holds tensors by their names ({path}: {type(content).__name__}"
-            f"{held}); save module.state_dict()"
+            f"{keys}); save module.state_dict()"
         )
     return tensors
 

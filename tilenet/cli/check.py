@@ -44,13 +44,13 @@ def main(arguments: list[str]) -> None:
     if options.ranks is not None:
         if options.ranks < 1:
             raise UsageError(f"there is at least one rank (--ranks: {options.ranks})")
-        asked = adopted.layers, options.image or IMAGE, options.ranks
+        request = adopted.layers, options.image or IMAGE, options.ranks
         modes = MODES if options.halo_mode is None else [options.halo_mode]
-        memory = {mode: rank_memory(*asked, mode) for mode in modes}
+        memory = {mode: rank_memory(*request, mode) for mode in modes}
     facts = facts_of(adopted)
     if options.json:
         over = {proof.tiles: {d.what: d.apart for d in proof.differences} for proof in proofs}
-        sizes = {mode: asdict(held) | {"total": held.total} for mode, held in memory.items()}
+        sizes = {mode: asdict(part) | {"total": part.total} for mode, part in memory.items()}
         print(json.dumps(facts | {"over": over} | ({"memory": sizes} if memory else {})))
     else:
         print(
@@ -68,8 +68,8 @@ def _proofs(module: nn.Module, adopted: Adopted, batch_norm: str) -> list[TilesP
 
 def _line(proof: TilesProof) -> str:
     differences = ", ".join(f"{d.what} {d.apart:.0e}" for d in proof.differences)
-    said = "; ".join(filter(None, [differences, proof.note]))
-    return f"over {proof.tiles:<17} {'exact' if differences else 'not compared'}: {said}"
+    details = "; ".join(filter(None, [differences, proof.note]))
+    return f"over {proof.tiles:<17} {'exact' if differences else 'not compared'}: {details}"
 
 
 SHOWN: tuple[str, ...] = ("bands", "classes", "num_layers", "num_parameters", "alignment_px")

@@ -66,22 +66,22 @@ def _network(
     Collective where code is named.
     """
     network, comm = values["network"], world()
-    named = ":" in network and not Path(network).exists()
+    is_module = ":" in network and not Path(network).exists()
     with agreed(comm):
-        clashing = [code] if named else [weights, window_px, options if code is None else None]
+        clashing = [code] if is_module else [weights, window_px, options if code is None else None]
         if any(value is not None for value in clashing):
             raise TilenetError(
                 f"a module is named alone, with --options, --weights and --window-px, or that of a "
                 f"checkpoint by --network and --options (network: {network}, --network: {code}); "
                 "leave the others out"
             )
-    if not named and code is None:
+    if not is_module and code is None:
         return {}
     module: nn.Module | None = None
     with together(comm):  # ranks that wait leave the cores to rank 0
-        if comm.rank == 0 or window_px is not None or not named:
-            module = module_named(network if named else str(code), options, weights)
-    if not named:
+        if comm.rank == 0 or window_px is not None or not is_module:
+            module = module_named(network if is_module else str(code), options, weights)
+    if not is_module:
         return {"module": module}
     image, bands = values["image"], values["bands"]
     return {"network": given_network(module, image, None, (None, None), bands, window_px, comm)}

@@ -98,10 +98,10 @@ def _chosen(classes: Classes, names: tuple[str, ...]) -> set[int]:
         if text in numbers or (classes.background is not None and is_whole(text)):
             continue
         near = difflib.get_close_matches(text, list(numbers), 1, cutoff=0)
-        there = f"the nearest is {quoted(near[0])}" if near else "it names none: give numbers"
+        remedy = f"the nearest is {quoted(near[0])}" if near else "it names none: give numbers"
         raise TilenetError(
             f"classes to paint must be some of the labels' ({classes.labels.path}: no "
-            f"{quoted(text)}); {there}"
+            f"{quoted(text)}); {remedy}"
         )
     return {numbers[text] if text in numbers else int(text) for text in names}
 

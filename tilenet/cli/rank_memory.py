@@ -38,12 +38,12 @@ def rank_memory(
     return partition_bytes(costs, (len(layers),), 1, "never")[0]
 
 
-def memory_line(mode: HaloMode, held: PartitionBytes) -> str:
+def memory_line(mode: HaloMode, part: PartitionBytes) -> str:
     """The bytes in words."""
-    fixed = held.parameters + held.gradients, held.optimizer
+    fixed = part.parameters + part.gradients, part.optimizer
     weights, optimizer = map(in_gib, fixed)
-    maps = in_gib(held.total - sum(fixed))
+    maps = in_gib(part.total - sum(fixed))
     return (
-        f"memory of a rank       {mode}: {in_gib(held.total)} GiB (feature maps {maps}, weights "
+        f"memory of a rank       {mode}: {in_gib(part.total)} GiB (feature maps {maps}, weights "
         f"and gradients {weights}, adamw {optimizer})"
     )

@@ -23,13 +23,13 @@ class CropPlaces:
     """The places of an image's crops.
 
     Attributes:
-        held: Classes in the crop that begins at a cell, (planes, rows, columns) as in `Survey`:
-            bits of classes, or one plane that is not 0 where anything is labelled.
+        classes_in_crops: Classes in the crop that begins at a cell, (planes, rows, columns) as in
+            `Survey`: bits of classes, or one plane that is not 0 where anything is labelled.
         cell_px: Side of a cell.
         crop_px: Side of a crop.
     """
 
-    held: NDArray[np.uint8]
+    classes_in_crops: NDArray[np.uint8]
     cell_px: int
     crop_px: int
 
@@ -52,7 +52,7 @@ class CropPlaces:
     def reach_px(self) -> int:
         """Pixels that lie in at least one crop; beyond the image's edge too."""
         side = self.crop_px // self.cell_px
-        rows, cols = self.held.shape[1:]
+        rows, cols = self.classes_in_crops.shape[1:]
         # Along an axis with one place all crops cover the same pixels.
         times = (side if rows == 1 else 1) * (side if cols == 1 else 1)
         row_side, col_side = (1 if count == 1 else side for count in (rows, cols))
@@ -61,7 +61,7 @@ class CropPlaces:
             last = min(first + step, rows + row_side - 1)
             # A cell is covered by the crops that begin up to `side` before it.
             top, bottom = max(0, first - row_side + 1), min(rows, last)
-            places = np.bitwise_or.reduce(self.held[:, top:bottom]) != 0
+            places = np.bitwise_or.reduce(self.classes_in_crops[:, top:bottom]) != 0
             above = top - (first - row_side + 1)
             around = (above, last - bottom), (col_side - 1, col_side - 1)
             padded = np.pad(places, around).view(np.uint8)
@@ -70,7 +70,7 @@ class CropPlaces:
 
     @property
     def _flat(self) -> NDArray[np.uint8]:
-        return self.held.reshape(len(self.held), -1)
+        return self.classes_in_crops.reshape(len(self.classes_in_crops), -1)
 
     @cached_property
     def _counts(self) -> NDArray[np.int64]:
@@ -102,7 +102,7 @@ class CropPlaces:
         part = self._flat[:, chunk * CHUNK : (chunk + 1) * CHUNK]
         marked = np.bitwise_or.reduce(part) if label is None else has_class(part, label)
         place = np.flatnonzero(marked)[number - int(ends[chunk]) + int(counts[chunk])]
-        row, col = divmod(chunk * CHUNK + int(place), self.held.shape[2])
+        row, col = divmod(chunk * CHUNK + int(place), self.classes_in_crops.shape[2])
         return row * self.cell_px, col * self.cell_px
 
 
@@ -125,17 +125,17 @@ def crop_places(
     planes, rows, cols = classes_in_cells.shape
     side = crop_px // cell_px
     inside = tuple(max(1, count - side + 1) for count in (rows, cols))
-    held = np.empty((planes if by_class else 1, *inside), np.uint8)
+    classes_in_crops = np.empty((planes if by_class else 1, *inside), np.uint8)
     step = max(min(side, rows), STRIP_CELLS // cols)
     for first in range(0, inside[0], step):
         last = min(first + step, inside[0])
         part = classes_in_cells[:, first : min(last + side - 1, rows)]
         if by_class:
-            for plane, target in zip(part, held[:, first:last], strict=True):
+            for plane, target in zip(part, classes_in_crops[:, first:last], strict=True):
                 target[:] = _in_boxes(plane, side, side)
         else:
-            held[0, first:last] = _in_boxes(np.bitwise_or.reduce(part), side, side)
-    return CropPlaces(held, cell_px, crop_px)
+            classes_in_crops[0, first:last] = _in_boxes(np.bitwise_or.reduce(part), side, side)
+    return CropPlaces(classes_in_crops, cell_px, crop_px)
 
 
 def _in_boxes(cells: NDArray[np.uint8], rows: int, cols: int) -> NDArray[np.uint8]:

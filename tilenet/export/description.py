@@ -56,9 +56,9 @@ class Description:
 def origin_of(checkpoint: Path, record: NetworkRecord) -> Origin:
     """The origin of a checkpoint, as far as its run's folder and first image are still there."""
     view = RunView(checkpoint.parent.parent)  # run/checkpoints/step-…
-    named = None if view.run is None else view.run.network.module
+    module = None if view.run is None else view.run.network.module
     architecture = "U-Net" if record.names is None else "module"
-    return Origin(named or architecture, _pixel_m(view, record))
+    return Origin(module or architecture, _pixel_m(view, record))
 
 
 def _pixel_m(view: RunView, record: NetworkRecord) -> float | None:

@@ -116,11 +116,11 @@ def _as_onnx(program: ExportedProgram) -> "ONNXProgram":
     Raises:
         TilenetError: ONNX lacks an operator, or the weights are too many bytes for a file.
     """
-    held = sum(tensor.nbytes for tensor in program.state_dict.values())
-    if held > MOST_ONNX_BYTES:
+    num_bytes = sum(tensor.nbytes for tensor in program.state_dict.values())
+    if num_bytes > MOST_ONNX_BYTES:
         raise TilenetError(
             f"an .onnx file holds weights of {MOST_ONNX_BYTES:,} bytes at most (weights: "
-            f"{held:,}); export a .pt2 file"
+            f"{num_bytes:,}); export a .pt2 file"
         )
     names: dict[str, Any] = {"input_names": ["pixels"], "output_names": ["scores"]}
     remarks = logging.getLogger("torch.onnx")  # on packages that are not installed

@@ -18,7 +18,8 @@ def stac_item(about: Description) -> dict[str, Any]:
     stem, _, ending = about.file.rpartition(".")
     name = f"tilenet-{_letters(stem)}".rstrip("-._")
     bands = [str(band) for band in about.record.wanted_bands]
-    named = [{"name": band} for band in bands]  # of the item for MLM, of its asset for STAC itself
+    # Of the item for MLM, of its asset for STAC itself.
+    entries = [{"name": band} for band in bands]
     return {
         "type": "Feature",
         "stac_version": "1.1.0",
@@ -27,7 +28,7 @@ def stac_item(about: Description) -> dict[str, Any]:
         "geometry": None,
         "properties": {
             "datetime": about.trained,
-            "bands": named,
+            "bands": entries,
             **_model(about, name, bands),
             **_of_ours(about),
         },
@@ -37,7 +38,7 @@ def stac_item(about: Description) -> dict[str, Any]:
                 "title": f"{about.origin.architecture} trained by tilenet",
                 "type": "application/octet-stream; framework=pytorch",
                 "roles": ["mlm:model"],
-                "bands": named,
+                "bands": entries,
                 "mlm:artifact_type": ARTIFACTS[ending],
             }
         },

@@ -211,26 +211,26 @@ def _steps_fit(layer: Cellwise | Conv, maps: int) -> bool:
                     return False
             case _:
                 return False
-    there = maps + len(layer.weights)
+    num_values = maps + len(layer.weights)
     for number, step in enumerate(layer.steps):
         match step:
-            case (str(), *arguments) if all(_refers(x, there + number) for x in arguments):
+            case (str(), *arguments) if all(_refers(x, num_values + number) for x in arguments):
                 continue
         return False
     return bool(layer.steps) or not layer.weights
 
 
-def _refers(argument: Any, there: int) -> bool:
+def _refers(argument: Any, num_values: int) -> bool:
     """Whether an argument of a step has a known form, and takes values that there are."""
     match argument:
         case ("value", int(number)):
-            return 0 <= number < there
+            return 0 <= number < num_values
         case ("size", int(number), str(letters)):
             return 0 < number <= MOST_CHANNELS and set(letters) <= set("BHW")
         case ("list", *arguments):
-            return all(_refers(argument, there) for argument in arguments)
+            return all(_refers(argument, num_values) for argument in arguments)
         case ("named", str(), part):
-            return _refers(part, there)
+            return _refers(part, num_values)
     return not isinstance(argument, tuple)
 
 

@@ -114,8 +114,8 @@ def _shifts(layers: tuple[Layer, ...]) -> tuple[Shifts, ...]:
         if isinstance(layer, Expand):
             shifts.append((None, None))
         elif isinstance(layer, Joining):
-            taken = isinstance(layer, Join) and layer.how == "take"
-            used = (None if taken else grid, *stashed)
+            is_take = isinstance(layer, Join) and layer.how == "take"
+            used = (None if is_take else grid, *stashed)
             names = ("the map before", *layer.names)
             shifts.append(tuple(_shift(*pair, out) for pair in zip(names, used, strict=True)))
         else:

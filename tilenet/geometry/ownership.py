@@ -110,9 +110,9 @@ def _axis_shares(
         grid = layer.grid(before.grid, *(map_.grid for map_ in stashed))
         out = _Map(grid, size, own_edges(grid, size, edges_px))
         # All of a whole map is there; a map for which another is taken is not looked at.
-        taken = isinstance(layer, Join) and layer.how == "take"
+        is_take = isinstance(layer, Join) and layer.how == "take"
         if isinstance(layer, Joining):
-            joined = stashed if taken else (*stashed, before)
+            joined = stashed if is_take else (*stashed, before)
             edges = {map_.edges for map_ in joined if not map_.grid.whole}
             if len(edges) > 1:
                 ends = " and ".join(map(str, sorted(edges, reverse=True)))
@@ -121,7 +121,7 @@ def _axis_shares(
                     f"a skip must be shared out as the map that it joins ({names}: cells end at "
                     f"{ends}); use halo_mode: overlap"
                 )
-        local = not (before.grid.whole or out.grid.whole or taken)
+        local = not (before.grid.whole or out.grid.whole or is_take)
         own = pairwise(before.edges)
         needs = (_needs(layer, *span) for span in pairwise(out.edges)) if local else own
         stride = before.grid.stride
@@ -217,9 +217,9 @@ def halo_of(rows: AxisShares, cols: AxisShares, place: tuple[int, int]) -> Layer
             if (other_row, other_col) == place:
                 continue
             number = other_row * num_cols + other_col
-            taken = overlap(need, _own(rows, cols, other_row, other_col))
+            ours = overlap(need, _own(rows, cols, other_row, other_col))
             theirs = overlap(_need(rows, cols, other_row, other_col), own)
-            takes += [(number, taken)] if taken else []
+            takes += [(number, ours)] if ours else []
             gives += [(number, theirs)] if theirs else []
     (top, bottom), (left, right) = _border(rows, row), _border(cols, col)
     out = Window(

@@ -64,12 +64,12 @@ class Sweeps:
 
     Attributes:
         edges: Rows between strips, as for `sweep`.
-        kept: Numbers of the maps that the sweep to a layer that averages keeps for later sweeps,
-            by the layer; empty: all sweeps begin at the image.
+        kept_maps: Numbers of the maps that the sweep to a layer that averages keeps for later
+            sweeps, by the layer; empty: all sweeps begin at the image.
     """
 
     edges: Sequence[int]
-    kept: Mapping[int, Collection[int]] = field(default_factory=dict)
+    kept_maps: Mapping[int, Collection[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def last_readers(layers: tuple[Layer, ...], own: range | None = None) -> list[li
 
 
 def maps_before(
-    layers: tuple[Layer, ...], maps: Iterable[int], there: Collection[int]
+    layers: tuple[Layer, ...], maps: Iterable[int], at_hand: Collection[int]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The maps to compute for `maps`, these included, and the maps at hand that are read for them.
 
@@ -109,16 +109,16 @@ def maps_before(
 
     Args:
         maps: Numbers of maps, the image being 0.
-        there: Numbers of the maps at hand.
+        at_hand: Numbers of the maps at hand.
 
     Returns:
-        Numbers of the maps to compute, and of the maps of `there` and the image that are read.
+        Numbers of the maps to compute, and of the maps of `at_hand` and the image that are read.
     """
     readers, left = row_readers(layers), list(maps)
     computed, read = set[int](), set[int]()
     while left:
         map_ = left.pop()
-        if map_ == 0 or map_ in there:
+        if map_ == 0 or map_ in at_hand:
             read.add(map_)
         elif map_ not in computed:
             computed.add(map_)
@@ -195,15 +195,15 @@ def _readers(layers: tuple[Layer, ...]) -> tuple[_Reader, ...]:
     grids, stashed = map_grids(layers), dict[str, int]()
     readers = []
     for number, layer in enumerate(layers):
-        named = tuple(stashed.pop(name) for name in layer.names)
+        joined = tuple(stashed.pop(name) for name in layer.names)
         if isinstance(layer, Stash):
             stashed[layer.name] = number
         if isinstance(layer, Expand):
-            readers.append(_Reader(named, ()))
+            readers.append(_Reader(joined, ()))
             continue
-        taken = named if isinstance(layer, Join) and layer.how == "take" else (number, *named)
+        sources = joined if isinstance(layer, Join) and layer.how == "take" else (number, *joined)
         rows = tuple(
-            map_ for map_ in taken if not (grids[map_].whole or isinstance(layer, GlobalPool))
+            map_ for map_ in sources if not (grids[map_].whole or isinstance(layer, GlobalPool))
         )
         readers.append(_Reader(rows, rows))
     return tuple(readers)

@@ -98,16 +98,16 @@ def window_of_bbox(
     Raises:
         TilenetError: The box is empty, not finite, or lies outside the image.
     """
-    said = ",".join(f"{value:.10g}" for value in bbox)
+    text = ",".join(f"{value:.10g}" for value in bbox)
     if len(bbox) != 4 or not all(abs(value) < FAR for value in bbox):
         raise TilenetError(
-            f"a bbox is four finite numbers, XMIN,YMIN,XMAX,YMAX (bbox: {said}); give all four in "
+            f"a bbox is four finite numbers, XMIN,YMIN,XMAX,YMAX (bbox: {text}); give all four in "
             "the image's CRS"
         )
     xmin, ymin, xmax, ymax = bbox
     if not (xmin < xmax and ymin < ymax):
         raise TilenetError(
-            f"a bbox needs XMIN below XMAX and YMIN below YMAX (bbox: {said}); put the smaller "
+            f"a bbox needs XMIN below XMAX and YMIN below YMAX (bbox: {text}); put the smaller "
             "number of each axis first"
         )
     a, b, c, d, e, f = transform[:6]
@@ -124,7 +124,7 @@ def window_of_bbox(
         xs = [a * col + b * row + c for col in (0, width) for row in (0, height)]
         ys = [d * col + e * row + f for col in (0, width) for row in (0, height)]
         raise TilenetError(
-            f"a bbox must touch the image (bbox: {said}, {image}: {min(xs):.10g},{min(ys):.10g},"
+            f"a bbox must touch the image (bbox: {text}, {image}: {min(xs):.10g},{min(ys):.10g},"
             f"{max(xs):.10g},{max(ys):.10g}); give coordinates in the image's own CRS"
         )
     return window
@@ -142,15 +142,15 @@ def checked_window(numbers: tuple[int, ...], size: tuple[int, int], image: str =
     Raises:
         TilenetError: It is empty or reaches over the image's edges.
     """
-    said = ",".join(str(number) for number in numbers)
+    text = ",".join(str(number) for number in numbers)
     if len(numbers) != 4:
         raise TilenetError(
-            f"a window is four whole numbers, ROW,COL,HEIGHT,WIDTH (window: {said}); give all four"
+            f"a window is four whole numbers, ROW,COL,HEIGHT,WIDTH (window: {text}); give all four"
         )
     window = Window(*numbers)
     if window != overlap(window, Window(0, 0, *size)):
         raise TilenetError(
-            f"a window has pixels and lies inside the image (window: {said}, {image}: {size[0]} × "
+            f"a window has pixels and lies inside the image (window: {text}, {image}: {size[0]} × "
             f"{size[1]} px); rows and columns are counted from 0"
         )
     return window

@@ -80,41 +80,43 @@ class MapJob:
     maps: KeptMaps = field(default_factory=KeptMaps, init=False)
 
     def fix_statistics(
-        self, comm: "MPI.Intracomm", kept: KeptSums | None = None
+        self, comm: "MPI.Intracomm", kept_sums: KeptSums | None = None
     ) -> tuple[Network, ...]:
         """The network whose norms have the image's statistics, where passes are to find them.
 
         Args:
-            kept: As in `StatisticPasses.run`.
+            kept_sums: As in `StatisticPasses.run`.
 
         Returns:
             One network, or that of each turned image.
         """
         if not self.turns:
-            return (self._find_statistics(comm, kept),)
+            return (self._find_statistics(comm, kept_sums),)
         layers = len(self.mapper.record.layers)
         return tuple(
             replace(self, plan=turn.plan, mapper=turn.mapper, turns=())._find_statistics(
-                comm, kept and SumsOfTurn(kept, number * layers)
+                comm, kept_sums and SumsOfTurn(kept_sums, number * layers)
             )
             for number, turn in enumerate(self.turns)
         )
 
-    def _find_statistics(self, comm: "MPI.Intracomm", kept: KeptSums | None) -> Network:
+    def _find_statistics(self, comm: "MPI.Intracomm", kept_sums: KeptSums | None) -> Network:
         if not self.plan.passes:
             return self.network
         placement, brief = self.placement, self.what is None
         reads = partial(self.mapper.images, placement.devices[0], lambda valid: None)
         if self.plan.method == "sweep":
             layers = [index for index, _ in self.plan.passes]
-            self.maps.after = dict(zip(layers, self.plan.kept, strict=True))
+            self.maps.after = dict(zip(layers, self.plan.kept_maps, strict=True))
             columns = columns_of(self.mapper.record.layers, self.plan.passes[0][1], comm)
             image = ImageSweep(
                 self.mapper.record.layers, placement.precision, reads, columns, self.maps
             )
             network = self.network.to(placement.devices[0])
             passes = self.plan.passes
-            return sweep_statistics(image, network, passes, comm, self.watchdog, kept, brief=brief)
+            return sweep_statistics(
+                image, network, passes, comm, self.watchdog, kept_sums, brief=brief
+            )
         finder = StatisticPasses(
             self.mapper.record.layers,
             placement.balance,
@@ -123,7 +125,7 @@ class MapJob:
             reads,
             brief=brief,
         )
-        return finder.run(self.network, self.plan.passes, comm, self.watchdog, kept)
+        return finder.run(self.network, self.plan.passes, comm, self.watchdog, kept_sums)
 
     def map(
         self,

@@ -118,13 +118,13 @@ class Mapper:
     def images(
         self,
         device: torch.device,
-        seen: Callable[[NDArray[np.bool_]], None],
+        note_valid: Callable[[NDArray[np.bool_]], None],
         windows: Sequence[Window],
     ) -> Iterator[Iterator[Tensor]]:
-        """As `inputs`, on a device; `seen` hears of where there is data."""
+        """As `inputs`, on a device; `note_valid` hears of where there is data."""
 
         def placed(read: Input) -> Tensor:
-            seen(read[1])
+            note_valid(read[1])
             return upload(read[0], device)
 
         with self.inputs(windows) as reads:
@@ -157,19 +157,19 @@ class Mapper:
         device: torch.device,
         precision: str,
         columns: Columns | None = None,
-        kept: KeptMaps | None = None,
+        kept_maps: KeptMaps | None = None,
     ) -> Generator[Computed, None, None]:
         """The own pixels of a band's tiles, one after another.
 
         Args:
             columns: As of `ImageSweep`.
-            kept: As of `ImageSweep` too.
+            kept_maps: As of `ImageSweep` too.
         """
         valid: list[NDArray[np.bool_]] = []
         first = band.part.row  # of `valid`
         owns = [self.tiling.tiles[number].own for number in band.tiles]
         reads = partial(self.images, device, valid.append)
-        image = ImageSweep(self.record.layers, precision, reads, columns, kept)
+        image = ImageSweep(self.record.layers, precision, reads, columns, kept_maps)
         swept = sweep_band(image, network, self.tiling, band, owns)
         with closing(swept) as maps:
             for own, logits in zip(owns, maps, strict=True):

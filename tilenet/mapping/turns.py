@@ -95,17 +95,17 @@ def turn_map(plan: MapPlan, mapper: Mapper, turned: Turned | None) -> tuple[Turn
 class SumsOfTurn:
     """Sums of passes over one of the turned images, kept with those of the others."""
 
-    kept: KeptSums
+    kept_sums: KeptSums
     first: int  # number that its first layer has there
 
     def sums(self, layer: int) -> tuple[int, Values | None]:
-        return self.kept.sums(self.first + layer)
+        return self.kept_sums.sums(self.first + layer)
 
     def sums_done(self, layer: int, tiles: int, values: Values) -> None:
-        self.kept.sums_done(self.first + layer, tiles, values)
+        self.kept_sums.sums_done(self.first + layer, tiles, values)
 
     def round_done(self) -> None:
-        self.kept.round_done()
+        self.kept_sums.round_done()
 
 
 class MeanOfTurns:

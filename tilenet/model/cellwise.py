@@ -161,7 +161,7 @@ def _run(
     """The last value; numbers have the precision and the device of `like`."""
     for (name, *arguments), done in zip(steps, last, strict=True):
         args = [_resolve(a, values, sizes) for a in arguments if not _is_named(a)]
-        named = {a[1]: _resolve(a[2], values, sizes) for a in arguments if _is_named(a)}
+        kwargs = {a[1]: _resolve(a[2], values, sizes) for a in arguments if _is_named(a)}
         if name == ITEM:
             values.append(args[0][args[1]])
         elif name == CONVERT:
@@ -169,7 +169,7 @@ def _run(
         elif name == CONSTANT:
             values.append(_constant(args[0], args[1], like))
         else:
-            values.append(find_operator(name)(*args, **named))
+            values.append(find_operator(name)(*args, **kwargs))
         for number in done:  # a map without backward would hold it to the end
             values[number] = None
     result: Tensor = values[-1]
@@ -209,8 +209,8 @@ def _is_view(layer: Cellwise) -> bool:
         name, *arguments = layer.steps[number - first]
         if name.partition(".")[0] not in VIEWS or not arguments:
             return False
-        taken = _values_of(arguments[0])
-        number = next(iter(taken), -1)
+        sources = _values_of(arguments[0])
+        number = next(iter(sources), -1)
     return number >= 0
 
 
@@ -222,9 +222,9 @@ def _last_uses(layer: Cellwise | Conv) -> tuple[tuple[int, ...], ...]:
     used: set[int] = set()
     last = []
     for number, step in reversed(list(enumerate(layer.steps))):
-        taken = {n for n in _values_of(step) if n >= first} - used
-        used |= taken
-        last.append(tuple(taken) if number < len(layer.steps) - 1 else ())
+        done = {n for n in _values_of(step) if n >= first} - used
+        used |= done
+        last.append(tuple(done) if number < len(layer.steps) - 1 else ())
     return tuple(reversed(last))
 
 

@@ -278,15 +278,15 @@ def check_weight_count(
         TilenetError: Names both numbers.
     """
     needed = sum(layer.num_parameters for layer in layers)
-    taken = [*weights]
+    used = [*weights]
     if names is not None:  # names that the network lacks are not counted
         own = _without_memory(layers).state_dict()
-        taken = [name for key, name in names.items() if key in own and name in weights]
-    held = sum(weights[name].numel() for name in taken)
-    if needed > held:
+        used = [name for key, name in names.items() if key in own and name in weights]
+    num_values = sum(weights[name].numel() for name in used)
+    if needed > num_values:
         raise TilenetError(
-            f"weights must fit the network ({source}: {held:,} values, network.json: {needed:,}); "
-            "use another checkpoint"
+            f"weights must fit the network ({source}: {num_values:,} values, network.json: "
+            f"{needed:,}); use another checkpoint"
         )
 
 

@@ -51,8 +51,8 @@ def joined(layer: Join, x: Tensor, maps: list[Tensor]) -> Tensor:
     """A map joined with stashed ones, in the order of their names."""
     match layer.how:
         case "take":
-            taken: Tensor = _Take.apply(maps[0], x)  # type: ignore[no-untyped-call]
-            return taken
+            out: Tensor = _Take.apply(maps[0], x)  # type: ignore[no-untyped-call]
+            return out
         case "concatenate":
             return _concatenated(layer, x, maps)
     ordered = [*maps[: layer.place], x, *maps[layer.place :]]
@@ -75,8 +75,8 @@ class _Take(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, taken: Tensor, _: Tensor) -> Tensor:
-        return taken.view_as(taken)
+    def forward(ctx: Any, stashed: Tensor, _: Tensor) -> Tensor:
+        return stashed.view_as(stashed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:

@@ -89,10 +89,12 @@ class Estimator:
 
     def _mesh(self, partitions: int) -> MeshShape:
         """Ranks of a job with a number of devices per rank."""
-        asked = self.question
-        ranks = asked.nodes * max(1, asked.machine.devices_per_node // partitions)
+        question = self.question
+        ranks = question.nodes * max(1, question.machine.devices_per_node // partitions)
         # In a sweep ranks hold columns of an image.
-        return choose_mesh(ranks, asked.batch_size, rows=1 if asked.halo_mode == "sweep" else None)
+        return choose_mesh(
+            ranks, question.batch_size, rows=1 if question.halo_mode == "sweep" else None
+        )
 
     def tiles_per_rank(self, grid: Pixels, partitions: int) -> int:
         """Most tiles of a rank in a step."""
@@ -126,10 +128,10 @@ class Estimator:
         return tiling.rows[0].read, tiling.cols[0].read
 
     def _times(self, shape: Shape) -> Times:
-        asked, (stacked, rows, cols) = self.question, shape
-        if asked.profile is not None:
-            return layer_times_of_profile(asked.profile, self.layers, stacked * rows, cols)
-        return roofline(self.layers, rows, cols, asked.precision, asked.machine, stacked)
+        question, (stacked, rows, cols) = self.question, shape
+        if question.profile is not None:
+            return layer_times_of_profile(question.profile, self.layers, stacked * rows, cols)
+        return roofline(self.layers, rows, cols, question.precision, question.machine, stacked)
 
     def link(self, partitions: int) -> Link:
         """Link of a rank, whose node's other ranks send as much as it does."""
@@ -143,12 +145,12 @@ class Estimator:
 
     def _waits(self, layout: Layout) -> Times:
         """Seconds that each layer waits for other ranks, of one micro-batch."""
-        asked, mesh = self.question, self.mesh(layout.partitions)
+        question, mesh = self.question, self.mesh(layout.partitions)
         link = self.link(layout.partitions)
         at_image = mesh.rows * mesh.columns
         waits = [norm_times(self.layers, at_image, mesh.num_ranks, link)]
         if self.rule.exchanged and at_image > 1:
-            item_bytes = ITEM_BYTES[asked.precision] * self.shape(layout)[0]
+            item_bytes = ITEM_BYTES[question.precision] * self.shape(layout)[0]
             waits.append(halo_times(self.layers, self.tiling(layout.grid), item_bytes, link))
         return together(*waits)
 
@@ -158,21 +160,21 @@ class Estimator:
         again = waits if layout.checkpointing != "never" else ()
         if layout.flows:  # its last partition computes nothing again
             again = again[: -balance[-1]]
-        once = sum(one.forward_s + one.backward_s for one in waits)
-        return many * (once + sum(one.forward_s for one in again))
+        once = sum(wait.forward_s + wait.backward_s for wait in waits)
+        return many * (once + sum(wait.forward_s for wait in again))
 
     def read_s(self, layout: Layout) -> float:
         """Seconds in which a node reads a step's tiles, of two bytes a band and one of labels."""
-        asked = self.question
+        question = self.question
         rows, cols = self.read_px(layout.grid)
-        ranks = max(1, asked.machine.devices_per_node // layout.partitions)
+        ranks = max(1, question.machine.devices_per_node // layout.partitions)
         pixels = self.tiles_per_rank(layout.grid, layout.partitions) * rows * cols * ranks
-        return pixels * (2 * asked.options.bands + 1) / asked.machine.file_bandwidth
+        return pixels * (2 * question.options.bands + 1) / question.machine.file_bandwidth
 
     def _costs(self, shape: Shape) -> Costs:
-        asked, (stacked, rows, cols) = self.question, shape
+        question, (stacked, rows, cols) = self.question, shape
         mode: HaloMode = "exchange" if self.rule.exchanged else "overlap"
-        return layer_bytes(self.layers, rows, cols, asked.precision, stacked, mode)
+        return layer_bytes(self.layers, rows, cols, question.precision, stacked, mode)
 
     def _seconds(self, shape: Shape) -> NDArray[np.float64]:
         seconds = block_seconds(self.times(shape), self.transfers(shape))
@@ -185,7 +187,7 @@ class Estimator:
         """
         cell_bytes = shape[0] * ITEM_BYTES[self.question.precision]
         maps = map_shapes(self.layers, *shape[1:])
-        return [self.question.machine.transfer_s(one.num_elements * cell_bytes) for one in maps]
+        return [self.question.machine.transfer_s(map_.num_elements * cell_bytes) for map_ in maps]
 
     def _blocks(
         self,
@@ -203,20 +205,20 @@ class Estimator:
 
     def _swaps(self, layout: Layout, balance: Balance) -> SwapPlan | None:
         """What a rank swaps; None: nothing makes it fit."""
-        asked, shape = self.question, self.shape(layout)
-        link = asked.machine.host_bandwidth * asked.machine.memory_efficiency
+        question, shape = self.question, self.shape(layout)
+        link = question.machine.host_bandwidth * question.machine.memory_efficiency
         demand = Demand(
             self.costs(shape),
             balance,
             layout.micro_batches,
             layout.checkpointing,
-            asked.optimizer,
+            question.optimizer,
             range(len(balance)),
             self.sharers(layout.partitions),
         )
         speeds = Speeds(self.times(shape), link, MIN_BYTES)
-        everything = asked.swap == "all"
-        return plan_swaps(demand, asked.limit_bytes, lambda: speeds, everything=everything)
+        everything = question.swap == "all"
+        return plan_swaps(demand, question.limit_bytes, lambda: speeds, everything=everything)
 
     def timeline(self, layout: Layout, balance: Balance, micro_batches: int) -> Timeline:
         """The pipeline's timeline for one mini-batch."""
@@ -309,7 +311,7 @@ class Estimator:
 
     def describe(self, layout: Layout, balance: Balance) -> Plan:
         """All that a plan says."""
-        asked, tiling = self.question, self.tiling(layout.grid)
+        question, tiling = self.question, self.tiling(layout.grid)
         mesh = self.mesh(layout.partitions)
         stacked, *_ = shape = self.shape(layout)
         times = self.times(shape)
@@ -332,11 +334,11 @@ class Estimator:
         swaps = self.swaps(layout, balance) if layout.swap else None
         swapped = swaps.swapped_bytes if swaps else 0
         endless_s = self.step_s(replace(layout, swap=False), balance)[0]
-        ranks_per_node = max(1, asked.machine.devices_per_node // layout.partitions)
+        ranks_per_node = max(1, question.machine.devices_per_node // layout.partitions)
         of_step = self.micro_batches(layout.grid, layout.partitions)
         at_once = of_step if layout.flows else layout.micro_batches
         return Plan(
-            question=asked,
+            question=question,
             layout=layout,
             mesh=(mesh.replicas, mesh.rows, mesh.columns),
             ranks_per_node=ranks_per_node,
@@ -356,7 +358,7 @@ class Estimator:
             exchange_s=self.exchange_s(layout, balance),
             read_s=self.read_s(layout),
             step_s=step_s,
-            epoch_s=step_s * -(-asked.num_images // asked.batch_size),
+            epoch_s=step_s * -(-question.num_images // question.batch_size),
             swaps=swaps,
             swap_overhead=step_s / endless_s - 1,
             sharers=self.sharers(layout.partitions),

@@ -32,16 +32,16 @@ def kept_maps(
         most_cells: Most cells that a rank keeps of maps, of the pass at hand and the one before.
     """
     cells = _cells(layers, size, num_cols)
-    there, sets = frozenset[int](), []
+    at_hand, sets = frozenset[int](), []
     for place, layer in enumerate(passes):
-        computed, _ = maps_before(layers, [layer], there)
+        computed, _ = maps_before(layers, [layer], at_hand)
         later = passes[place + 1 :]
         for ends in [[*later, len(layers)], *([later] if later else [])]:
-            _, needed = maps_before(layers, ends, computed | there)
-            if sum(cells[number] for number in (needed | there) - {0}) <= most_cells:
-                there = needed - {0}
+            _, needed = maps_before(layers, ends, computed | at_hand)
+            if sum(cells[number] for number in (needed | at_hand) - {0}) <= most_cells:
+                at_hand = needed - {0}
                 break
-        sets.append(there)
+        sets.append(at_hand)
     return tuple(sets)
 
 

@@ -125,8 +125,8 @@ class MapPlan:
         work: Arithmetic of all passes, in multiples of the one that maps.
         ratio: Pixels that a sweep reads on all ranks, or that windows compute, per pixel of the
             image; None: as many as tiles read.
-        kept: Numbers of the maps that a sweep keeps whole after each pass, which those after it
-            begin from.
+        kept_maps: Numbers of the maps that a sweep keeps whole after each pass, which those after
+            it begin from.
     """
 
     method: Literal["sweep", "tiles", "exchange", "passes", "windows"]
@@ -135,7 +135,7 @@ class MapPlan:
     why: str = ""
     work: float = 1.0
     ratio: float | None = None
-    kept: tuple[frozenset[int], ...] = ()
+    kept_maps: tuple[frozenset[int], ...] = ()
 
     @property
     def work_ratio(self) -> float:
@@ -384,13 +384,13 @@ def _swept_work(
 ) -> float:
     """Multiplications of all sweeps, over those of the whole network."""
     layers = question.layers
-    each, total, there = _by_layer(layers, size), 0, frozenset[int]()
+    each, total, at_hand = _by_layer(layers, size), 0, frozenset[int]()
     for stop, left in zip(
-        (*question.of_whole_image, len(layers)), (*handed_on, there), strict=True
+        (*question.of_whole_image, len(layers)), (*handed_on, at_hand), strict=True
     ):
-        computed, _ = maps_before(layers, [stop], there)
+        computed, _ = maps_before(layers, [stop], at_hand)
         total += sum(each[map_ - 1] for map_ in computed)
-        there = left
+        at_hand = left
     return total / max(sum(each), 1)
 
 

@@ -181,15 +181,15 @@ class Search:
         """
         meshes = [self.estimator.mesh(partitions) for partitions in self._partitions()]
         grids = list(dict.fromkeys((mesh.rows, mesh.columns) for mesh in meshes))
-        asked, fitting = self._asked_grid(), list(filter(self._computes, grids))
-        if asked in grids or not fitting:
-            self._checked(asked if asked in grids else grids[-1])
-        assert asked is not None
+        grid, fitting = self._requested_grid(), list(filter(self._computes, grids))
+        if grid in grids or not fitting:
+            self._checked(grid if grid in grids else grids[-1])
+        assert grid is not None
         *others, last = (f"{rows} × {cols}" for rows, cols in fitting)
         legal = " or ".join([", ".join(others), last] if others else [last])
         return (
-            f"with halo_mode exchange each rank holds one tile of an image (tiles: {asked[0]} × "
-            f"{asked[1]}, ranks of an image: {legal}); ask for as many tiles as ranks, or leave "
+            f"with halo_mode exchange each rank holds one tile of an image (tiles: {grid[0]} × "
+            f"{grid[1]}, ranks of an image: {legal}); ask for as many tiles as ranks, or leave "
             "the tiles out"
         )
 
@@ -212,7 +212,7 @@ class Search:
             return [1]
         return sorted({min(count, most) for count in (*MICRO_BATCHES, most)})
 
-    def _asked_grid(self) -> Pixels | None:
+    def _requested_grid(self) -> Pixels | None:
         """The tiles of an image that the question asks for; None: it leaves them open."""
         question = self.question
         if question.tile_px is None:
@@ -222,12 +222,12 @@ class Search:
     def _grids(self, partitions: int) -> list[Pixels]:
         """Tiles of an image, along rows and columns; none where ranks cannot hold one each."""
         question, mesh = self.question, self.estimator.mesh(partitions)
-        asked = self._asked_grid()
+        requested = self._requested_grid()
         if question.halo_mode == "exchange":
             grid = mesh.rows, mesh.columns
-            return [grid] if asked in (None, grid) and self._computes(grid) else []
-        if asked is not None:
-            return [self._checked(asked)]
+            return [grid] if requested in (None, grid) and self._computes(grid) else []
+        if requested is not None:
+            return [self._checked(requested)]
         unit = self.estimator.rule.alignment_px
         most = -(-question.image[0] // unit), -(-question.image[1] // unit)
         grids = {

@@ -168,7 +168,7 @@ def _plans(estimator: Estimator, partitions: int, part: _Part) -> Iterator[Plan]
     # All balances have the same strips: with averages, whose maps need room, there is one balance.
     fixed = _fixed_bytes(estimator, balances[0], part)
     sweeps = plan_sweeps(layers, *size, item_bytes, question.limit_bytes - fixed[0])
-    if averages and sweeps.kept != plan_sweeps(layers, *size, item_bytes, ALL_CELLS).kept:
+    if averages and sweeps.kept_maps != plan_sweeps(layers, *size, item_bytes, ALL_CELLS).kept_maps:
         return  # layers are computed more often
     strip_rows = sweeps.edges[1]
     for balance in balances:

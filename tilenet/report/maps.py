@@ -138,8 +138,8 @@ def _pipe(view: RunView, read: tuple[int, int]) -> Pipe:
     assert record is not None
     assert view.checkpoint is not None
     devices = [torch.device(str(name)) for name in view.facts.get("devices", ["cpu"])]
-    there = torch.cuda.device_count()
-    if any(device.type == "cuda" and (device.index or 0) >= there for device in devices):
+    num_gpus = torch.cuda.device_count()
+    if any(device.type == "cuda" and (device.index or 0) >= num_gpus for device in devices):
         devices = [torch.device("cpu")]
     network = network_to_fill(record.layers, parameter_dtype(record.precision))
     weights = load_tensors(view.checkpoint / "weights.safetensors")

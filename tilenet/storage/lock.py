@@ -44,7 +44,7 @@ class Lock:
             while not self._take():
                 if time.monotonic() > until:
                     raise TilenetError(
-                        f"one job at a time writes {what} ({_named(_read(path))}); wait for its "
+                        f"one job at a time writes {what} ({_owner(_read(path))}); wait for its "
                         f"end, or delete {path} if it no longer runs"
                     )
                 time.sleep(POLL_SECONDS)
@@ -67,7 +67,7 @@ class Lock:
         """
         if self.lost:
             raise TilenetError(
-                f"one job at a time writes {self.what} ({_named(_read(self.path))}: it is the same "
+                f"one job at a time writes {self.what} ({_owner(_read(self.path))}: it is the same "
                 f"job, started again, or {self.path} was deleted); this one ends"
             )
 
@@ -174,7 +174,7 @@ def _kernel() -> str:
         return platform.node()
 
 
-def _named(record: dict[str, Any]) -> str:
+def _owner(record: dict[str, Any]) -> str:
     """Which process holds the lock, and since when, in words."""
     if not record:
         return "its lock file does not say which"

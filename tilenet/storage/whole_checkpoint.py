@@ -25,17 +25,17 @@ class Broken:
     """A checkpoint that is not as it was written.
 
     Attributes:
-        named: The link or folder that names it.
+        path: The link or folder that names it.
         wrong: Reason why it is broken.
     """
 
-    named: Path
+    path: Path
     wrong: str
 
     @property
     def folder(self) -> Path:
         """The checkpoint's folder, without links; it may be missing."""
-        return Path(os.path.realpath(self.named))
+        return Path(os.path.realpath(self.path))
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ def newest_whole(run: Path) -> ResumePoint:
         candidates.insert(0, run / "last")
     broken: list[Broken] = []
     chosen = None
-    for named in candidates:
-        wrong = wrong_file(named, FILES)
+    for candidate in candidates:
+        wrong = wrong_file(candidate, FILES)
         if wrong is None:
-            chosen = named
+            chosen = candidate
             break
-        broken.append(Broken(named, wrong))
+        broken.append(Broken(candidate, wrong))
     if chosen is None and broken:
-        listing = "; ".join(f"{entry.named}: {entry.wrong}" for entry in broken[:MOST_SAID])
+        listing = "; ".join(f"{entry.path}: {entry.wrong}" for entry in broken[:MOST_SAID])
         more = f"; and {len(broken) - MOST_SAID} more" * (len(broken) > MOST_SAID)
         raise TilenetError(
             f"a run goes on from a whole checkpoint ({listing}{more}); put a copy of one in place, "
@@ -83,7 +83,7 @@ def newest_whole(run: Path) -> ResumePoint:
     if chosen is None:
         return ResumePoint(None, ())
     best = run / "best"
-    compared = {os.path.realpath(path) for path in (chosen, *(entry.named for entry in broken))}
+    compared = {os.path.realpath(path) for path in (chosen, *(entry.path for entry in broken))}
     if os.path.lexists(best) and os.path.realpath(best) not in compared:
         wrong = wrong_file(best, FILES)
         if wrong is not None:

@@ -175,7 +175,7 @@ def _pipeline(plan: RunPlan, pipe: AnyPipe, tile: Tile) -> str:
 
 def _say_sub_tiles(plan: RunPlan, tiling: Tiling, sample: Sample) -> None:
     if plan.uncut is not None:
-        before = replace(plan, asked=plan.uncut)
+        before = replace(plan, requested=plan.uncut)
         whole = before.tiling(*sample.size)
         say(
             f"sub-tiles: {whole.grid[0]} × {whole.grid[1]} tiles are fewer than micro-batches "

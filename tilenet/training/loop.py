@@ -106,7 +106,7 @@ class Loop:
         run, path, sample = self.run_file, self.folder.path, self.data.schedule.samples(0)[0]
         rest = self.data.images.validation, self.network.devices.layout
         keep_run(path, run, self.plan, self.network.pipe, sample, *rest)
-        score = run.score if run.validation.wanted else None
+        score = run.score if run.validation.holds_out else None
         return RunLog(
             path,
             run.class_names,
@@ -189,7 +189,7 @@ class Loop:
         with self.update.averaged(), agreed(self.comm):
             if update.average is not None:
                 states |= update.average.trained()
-            weights = self.plan.named(network.state_dict())
+            weights = self.plan.checkpoint_weights(network.state_dict())
             state = network, weights, self.plan.record, states, update.scale
             if log:
                 log.sync()

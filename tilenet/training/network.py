@@ -136,9 +136,9 @@ class RunNetwork:
 
     def bytes_beyond(self, sharers: int) -> int:
         """Bytes of the optimizer's states more than where so many ranks share them out."""
-        weights = sum(one.nbytes for one in self.network.trained)
-        here, there = (state_bytes(self._optimizer, weights, n) for n in (self.sharers, sharers))
-        return max(here - there, 0)
+        weights = sum(weight.nbytes for weight in self.network.trained)
+        own, other = (state_bytes(self._optimizer, weights, n) for n in (self.sharers, sharers))
+        return max(own - other, 0)
 
     def swapping(self) -> AbstractContextManager[None]:
         """Context in which the pipe's layers swap as planned."""

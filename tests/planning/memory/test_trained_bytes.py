@@ -114,7 +114,7 @@ def test_where_not_all_maps_fit_some_are_kept() -> None:
     all_kept = trained_bytes(layers, 2048, 2048, rows, 4, ALL_CELLS)  # of half a device
 
     def plan(device_bytes: int) -> list[list[int]]:
-        kept = plan_sweeps(layers, 2048, 2048, 4, device_bytes).kept
+        kept = plan_sweeps(layers, 2048, 2048, 4, device_bytes).kept_maps
         return [sorted(maps) for maps in kept.values()]
 
     assert plan(2 * all_kept) == [[2, 5], [2, 12]]
@@ -153,5 +153,5 @@ def test_of_sets_that_fit_the_one_with_least_work_is_kept() -> None:
         (2 * all_kept, [[4], [11], [18]]),
         (2 * all_kept - 2, [[], [], [18]]),
     ):
-        kept = plan_sweeps(layers, 4096, 4096, 4, device_bytes).kept
+        kept = plan_sweeps(layers, 4096, 4096, 4, device_bytes).kept_maps
         assert [sorted(maps) for maps in kept.values()] == wanted

@@ -95,6 +95,6 @@ def _nearest(x: Tensor, *, size: Any, mode: str, **_: Any) -> Tensor | None:
     sizes = [int(n) for n in size] if isinstance(size, list | tuple) else [int(size)] * 2
     for dim, cells in ((2, sizes[0]), (3, sizes[1])):
         numbers = torch.arange(x.shape[dim], dtype=torch.float32)[None, None]
-        taken = F.interpolate(numbers, cells, mode="nearest")[0, 0].long()
-        x = x.index_select(dim, taken.to(x.device))
+        sources = F.interpolate(numbers, cells, mode="nearest")[0, 0].long()
+        x = x.index_select(dim, sources.to(x.device))
     return x

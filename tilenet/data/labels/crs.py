@@ -14,14 +14,14 @@ __all__ = ["crs_of_layer"]
 
 
 def crs_of_layer(
-    path: str, info: dict[str, Any], named: str | None, bounds: Bounds, image: Raster
+    path: str, info: dict[str, Any], user_crs: str | None, bounds: Bounds, image: Raster
 ) -> CRS | None:
     """The CRS of a layer; None: neither it nor the image has one.
 
     Args:
         path: The file.
         info: pyogrio's description of the layer.
-        named: The user's CRS: EPSG:…, WKT, `image`; None: not given.
+        user_crs: The user's CRS: EPSG:…, WKT, `image`; None: not given.
         bounds: Bounds of the layer.
         image: The image that it labels.
 
@@ -39,13 +39,13 @@ def crs_of_layer(
     # GeoJSON without one is in degrees (RFC 7946); many files are not.
     assumed = info["driver"] == "GeoJSON" and own == CRS.from_epsg(4326)
     if assumed and bounds.finite and not _inside(bounds, degrees):
-        if named is None:
+        if user_crs is None:
             raise TilenetError(
                 f"GeoJSON without a CRS is in degrees (RFC 7946; {path}: {bounds}); name the CRS "
                 "that it is in with vectors.crs or --label-crs (EPSG:…, or image: the image's)"
             )
         own = None
-    if named is None:
+    if user_crs is None:
         if own is None and image.crs is not None:
             raise TilenetError(
                 f"vector labels need a CRS ({path}, layer {info['layer_name']}: none); name it "
@@ -58,16 +58,16 @@ def crs_of_layer(
             )
         return own
     try:
-        if "://" in named:
+        if "://" in user_crs:
             raise CRSError("a CRS is not fetched from the network")
-        crs = image.crs if named == "image" else CRS.from_user_input(named)
+        crs = image.crs if user_crs == "image" else CRS.from_user_input(user_crs)
     except CRSError as error:
         raise TilenetError(
-            f"vectors.crs must be a CRS (vectors.crs: {named}); write EPSG:…, WKT, or image"
+            f"vectors.crs must be a CRS (vectors.crs: {user_crs}); write EPSG:…, WKT, or image"
         ) from error
     if own is not None and own != crs:
         raise TilenetError(
-            f"vectors.crs may not contradict the file's CRS (vectors.crs: {named}, {path}: "
+            f"vectors.crs may not contradict the file's CRS (vectors.crs: {user_crs}, {path}: "
             f"{crs_name(own)}); leave it out, or correct the file with ogr2ogr -a_srs or QGIS"
         )
     return crs

@@ -36,11 +36,11 @@ def label_facts(labels: LabelSource, image: Raster) -> dict[str, Any]:
         raster = labels.raster
         rows, cols = raster.size
         placed = raster.crs is not None and image.crs is not None
-        there = bounds_of(raster.transform, raster.whole) if placed else None
+        bounds = bounds_of(raster.transform, raster.whole) if placed else None
         return {
             "kind": f"raster of {rows:,} × {cols:,} px, {raster.dtype}",
             "grid": _grid(labels, image),
-            **_lying(raster.crs, there, image),
+            **_lying(raster.crs, bounds, image),
             "names": class_names(raster.dataset),
             "values": None,
         }
@@ -75,14 +75,14 @@ def _grid(labels: Labels, image: Raster) -> str:
     return where if labels.factor == 1 else f"{where}; {finer}"
 
 
-def _lying(crs: "CRS | None", there: Bounds | None, image: Raster) -> dict[str, Any]:
+def _lying(crs: "CRS | None", bounds: Bounds | None, image: Raster) -> dict[str, Any]:
     """Bounds in the image's CRS, None where unknown or taken to be the image's.
 
     `share` is that of the image's rectangle which lies within these bounds.
     """
     own = bounds_of(image.transform, image.whole)
     # An empty layer lies nowhere.
-    moved = bounds_in(there, crs, image.crs) if there and there.finite else None
+    moved = bounds_in(bounds, crs, image.crs) if bounds and bounds.finite else None
     share = None
     if moved is not None:
         width = min(own.right, moved.right) - max(own.left, moved.left)

@@ -47,14 +47,14 @@ def proposed_classes(
         ignore_index: Label of pixels that do not count; no class.
     """
     values = list(values)
-    named = [text for text in values if text not in NO_VALUE and text not in classes]
-    numbers = [int(text) if is_whole(text) else -1 for text in named]
+    unassigned = [text for text in values if text not in NO_VALUE and text not in classes]
+    numbers = [int(text) if is_whole(text) else -1 for text in unassigned]
     # A field that is 0 everywhere names no class: 0 is the class of pixels in no polygon.
     if numbers and min(numbers) >= 0 < max(numbers) <= MOST_AS_THEY_ARE:
-        proposed: dict[str, int | None] = dict(zip(named, numbers, strict=True))
+        proposed: dict[str, int | None] = dict(zip(unassigned, numbers, strict=True))
     else:
-        taken = {*classes.values(), ignore_index}
-        free = (label for label in range(1, len(named) + len(taken) + 1) if label not in taken)
-        proposed = dict(zip(named, free, strict=False))
+        used = {*classes.values(), ignore_index}
+        free = (label for label in range(1, len(unassigned) + len(used) + 1) if label not in used)
+        proposed = dict(zip(unassigned, free, strict=False))
     proposed = {text: None if label == ignore_index else label for text, label in proposed.items()}
     return {text: classes.get(text, proposed.get(text)) for text in values}

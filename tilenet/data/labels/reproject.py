@@ -46,20 +46,20 @@ def shapes_on_image(
     around = around and around.wider(1)
     moved = np.empty(len(shapes), object)
     for number, shape in enumerate(shapes):
-        there = _moved(shape, crs, image.crs)
+        moved_shape = _moved(shape, crs, image.crs)
         near = around is not None and _within(shape, around)
-        if not _within(there, limits) or not (
-            near or _is_straight(shape, there, crs, image.crs, whole)
+        if not _within(moved_shape, limits) or not (
+            near or _is_straight(shape, moved_shape, crs, image.crs, whole)
         ):
             # Corners behind the earth have no place in the image's CRS, or a wrong one.
-            there = around and _moved(_cut(shape, around), crs, image.crs)
-        if there is None:
+            moved_shape = around and _moved(_cut(shape, around), crs, image.crs)
+        if moved_shape is None:
             raise TilenetError(
                 f"labels must be in a CRS that can be moved to the image's ({path}: "
                 f"{crs_name(crs)}, {image.path}: {crs_name(image.crs)}); reproject them with "
                 "ogr2ogr -t_srs or QGIS"
             )
-        moved[number] = there
+        moved[number] = moved_shape
     return moved
 
 
@@ -67,8 +67,8 @@ def _moved(shape: Any, source: CRS | None, target: CRS | None) -> Any:
     """A shape in another CRS; None: a corner has no place there."""
     if source == target or shape.is_empty:
         return shape
-    there = _corners(shapely.get_coordinates(shape), source, target)
-    return None if there is None else shapely.set_coordinates(shape, there)
+    corners = _corners(shapely.get_coordinates(shape), source, target)
+    return None if corners is None else shapely.set_coordinates(shape, corners)
 
 
 def _corners(
@@ -89,7 +89,7 @@ def _within(shape: Any, limits: Bounds) -> bool:
 
 
 def _is_straight(
-    shape: Any, there: Any, source: CRS | None, target: CRS | None, image: Bounds
+    shape: Any, moved_shape: Any, source: CRS | None, target: CRS | None, image: Bounds
 ) -> bool:
     """Whether edges are about as straight in the image's CRS as in their own.
 
@@ -103,7 +103,7 @@ def _is_straight(
     middles = _corners(_middles(corners)[edges], source, target)
     if middles is None:
         return False
-    straight = _middles(shapely.get_coordinates(_rings(there)))[edges]
+    straight = _middles(shapely.get_coordinates(_rings(moved_shape)))[edges]
     size = max(image.right - image.left, image.top - image.bottom)
     return bool((np.abs(middles - straight) < size).all())
 

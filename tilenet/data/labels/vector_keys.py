@@ -43,11 +43,11 @@ class VectorKeys:
             TilenetError: A number is no class, `priority` names one twice, or `classes` stands
                 without `field`.
         """
-        named = {f"vectors.classes.{text_of(key)}": n for key, n in (self.classes or {}).items()}
-        named |= {f"vectors.priority[{i}]": n for i, n in enumerate(self.priority or [])}
-        named["vectors.burn"] = self.burn if self.field is None else None
-        named["vectors.background"] = None if self.background == "ignore" else self.background
-        for name, number in named.items():
+        numbers = {f"vectors.classes.{text_of(key)}": n for key, n in (self.classes or {}).items()}
+        numbers |= {f"vectors.priority[{i}]": n for i, n in enumerate(self.priority or [])}
+        numbers["vectors.burn"] = self.burn if self.field is None else None
+        numbers["vectors.background"] = None if self.background == "ignore" else self.background
+        for name, number in numbers.items():
             if number is not None and number != ignore_index and not 0 <= number < num_classes:
                 raise TilenetError(
                     f"vector labels are burned as classes or as ignore_index ({name}: {number}, "

@@ -142,7 +142,7 @@ class VectorLayer:
         )
 
     def _read(self, place: Bounds) -> Polygons:
-        there = bounds_in(place, self._image.crs, self.crs)
+        bbox = bounds_in(place, self._image.crs, self.crs)
         field = self.keys.field
         try:
             with warnings.catch_warnings():
@@ -152,7 +152,7 @@ class VectorLayer:
                     self.path,
                     layer=self.name,
                     columns=[] if field is None else [field],
-                    bbox=None if there is None else tuple(there),
+                    bbox=None if bbox is None else tuple(bbox),
                     force_2d=True,
                     return_fids=True,
                 )
@@ -178,12 +178,12 @@ class VectorLayer:
         if len(flat):
             raise _no_polygons(self.path, self.name, flat[0].geom_type)
         shapes = shapes_on_image(shapes, self.crs, self._image, self.path)
-        there_still = ~shapely.is_empty(shapes)
+        non_empty = ~shapely.is_empty(shapes)
         values = [None] * len(order) if field is None else columns[0][order].tolist()
         return Polygons(
-            shapes[there_still],
-            [value for value, stays in zip(values, there_still, strict=True) if stays],
-            shapely.bounds(shapes[there_still]),
+            shapes[non_empty],
+            [value for value, stays in zip(values, non_empty, strict=True) if stays],
+            shapely.bounds(shapes[non_empty]),
         )
 
 

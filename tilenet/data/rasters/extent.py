@@ -32,9 +32,9 @@ def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -
     moved = bounds_in(own, image.crs, crs)
     if moved is None or not labels.finite or moved.meets(labels):
         return
-    there = bounds_in(labels, crs, image.crs)
-    place = there or labels
-    where = f", in {crs_name(image.crs)}" if there and image.crs else ""
+    moved_labels = bounds_in(labels, crs, image.crs)
+    place = moved_labels or labels
+    where = f", in {crs_name(image.crs)}" if moved_labels and image.crs else ""
     raise TilenetError(
         f"labels must overlap their image ({path}: {place}; {image.path}: {own}{where}); check "
         "that they belong together and that both files name the right CRS"
@@ -73,5 +73,5 @@ def _unit_name(unit: Unit) -> str:
     """Not the CRS's name of it: there are several for a metre."""
     if unit is None:
         return "no CRS"
-    named = {(False, 1.0): "metres", (True, DEGREE): "degrees"}
-    return named.get(unit, f"units of {unit[1]:.9g} {'radians' if unit[0] else 'm'}")
+    names = {(False, 1.0): "metres", (True, DEGREE): "degrees"}
+    return names.get(unit, f"units of {unit[1]:.9g} {'radians' if unit[0] else 'm'}")

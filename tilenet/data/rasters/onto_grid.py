@@ -73,8 +73,8 @@ class OntoGrid:
         _check_overlap(file, first)
         _check_sizes(file, first)
         _check_tags(file)
-        named = ColorInterp.palette in file.colorinterp
-        self.method = "nearest" if named else "bilinear"
+        has_palette = ColorInterp.palette in file.colorinterp
+        self.method = "nearest" if has_palette else "bilinear"
         self._alpha = ColorInterp.alpha in file.colorinterp
         self._source: dict[str, Any] = {"add_alpha": not self._alpha, "tolerance": TOLERANCE_PX}
         real = all(np.dtype(name).kind == "f" for name in dtypes_of(file) if "complex" not in name)
@@ -145,8 +145,8 @@ class OntoGrid:
         for block in _blocks(window, self._first.shape):
             both = overlap(block, window)
             assert both is not None
-            there, here = within(both, block), within(both, window)
-            planes[:, here[0], here[1]] = self._block(block)[:, there[0], there[1]]
+            in_block, in_window = within(both, block), within(both, window)
+            planes[:, in_window[0], in_window[1]] = self._block(block)[:, in_block[0], in_block[1]]
         return planes
 
     def _block(self, block: Window) -> NDArray[Any]:
@@ -237,10 +237,10 @@ def _check_overlap(file: Any, first: Any) -> None:
     if moved is None:
         raise _immovable(file, first, "GDAL finds no way")
     if not moved.meets(_bounds(file)):
-        there = bounds_in(_bounds(file), file.crs, first.crs)
+        bounds = bounds_in(_bounds(file), file.crs, first.crs)
         raise TilenetError(
             f"stacked files must overlap ({first.name}: {_bounds(first)}, {file.name}: "
-            f"{there or _bounds(file)}, in {crs_name(first.crs if there else file.crs)}); check "
+            f"{bounds or _bounds(file)}, in {crs_name(first.crs if bounds else file.crs)}); check "
             "that they show one place and that both name the right CRS"
         )
 
@@ -253,8 +253,8 @@ def _check_sizes(file: Any, first: Any) -> None:
     x, y = (part.ravel() for part in np.meshgrid(*np.linspace(lows, highs, POINTS).T))
     t, cells = file.transform, []
     for right, up in ((0, 0), (t.a, t.d), (t.b, t.e)):
-        there = _moved(x + right, y + up, file.crs, first.crs)
-        cells.append(np.stack(~first.transform @ there))
+        moved_points = _moved(x + right, y + up, file.crs, first.crs)
+        cells.append(np.stack(~first.transform @ moved_points))
     sides = np.hypot(*np.stack([cells[1] - cells[0], cells[2] - cells[0]], axis=1))
     sides = sides[np.isfinite(sides) & (sides > 0)]
     finer = 1 / sides.min() if sides.size else 1.0

@@ -181,8 +181,8 @@ class Raster:
     @property
     def band_colours(self) -> dict[str, int]:
         """Bands that are read, by the colour that the file says they have; the first of each."""
-        named = [(self._files.bands[band - 1].colour, band) for band in reversed(self.bands)]
-        return {colour: band for colour, band in named if colour}
+        pairs = [(self._files.bands[band - 1].colour, band) for band in reversed(self.bands)]
+        return {colour: band for colour, band in pairs if colour}
 
     @property
     def size_in_file(self) -> tuple[int, int]:

@@ -340,8 +340,8 @@ def _write_at(file: FileIO, at: int, data: bytes | bytearray | memoryview) -> No
     """Write all of it: a disk that is nearly full takes a part first."""
     rest = memoryview(data)
     while rest:
-        taken = os.pwrite(file.fileno(), rest, at)
-        at, rest = at + taken, rest[taken:]
+        written = os.pwrite(file.fileno(), rest, at)
+        at, rest = at + written, rest[written:]
 
 
 def _read_at(file: BinaryIO, at: int, size: int) -> bytes:

@@ -127,8 +127,8 @@ class Pieces:
         """
         windows, pixel_bytes = [], self.count * self.file_dtype.itemsize
         for entry in os.scandir(self.folder):
-            if (named := NAME.fullmatch(entry.name)) is not None:
-                window = Window(*map(int, named.groups()))
+            if (match := NAME.fullmatch(entry.name)) is not None:
+                window = Window(*map(int, match.groups()))
                 if entry.stat().st_size == window.height * window.width * pixel_bytes:
                     windows.append(window)
         return windows

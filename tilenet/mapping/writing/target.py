@@ -107,11 +107,11 @@ def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
     side_file, names = f"{path}.aux.xml", f"{aside}.names"
     try:
         if categories:
-            named = "".join(f"<Category>{escape(name)}</Category>" for name in categories)
+            entries = "".join(f"<Category>{escape(name)}</Category>" for name in categories)
             with open(names, "w", encoding="utf-8") as file:
                 file.write(
                     '<PAMDataset><PAMRasterBand band="1"><CategoryNames>'
-                    f"{named}</CategoryNames></PAMRasterBand></PAMDataset>\n"
+                    f"{entries}</CategoryNames></PAMRasterBand></PAMDataset>\n"
                 )
         if os.path.exists(side_file):
             os.remove(side_file)

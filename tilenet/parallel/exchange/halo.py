@@ -192,8 +192,8 @@ class _Extend(torch.autograd.Function):
         halo: LayerHalo = ctx.exchange.halo
         own, need = halo.own, halo.need
         row, col = need.row - halo.border[0], need.col - halo.border[2]
-        taken = [(rank, part_of(gradient, window, row, col)) for rank, window in halo.takes]
-        pending = start_gradients(taken, gradient.shape[1], gradient, ctx.exchange)
+        parts = [(rank, part_of(gradient, window, row, col)) for rank, window in halo.takes]
+        pending = start_gradients(parts, gradient.shape[1], gradient, ctx.exchange)
         own_gradient = gradient.new_zeros(ctx.shape)
         common = _common(own, need)
         part_of(own_gradient, common, own.row, own.col).copy_(part_of(gradient, common, row, col))
@@ -210,11 +210,11 @@ def start_halos(x: Tensor, exchange: HaloExchange) -> Pending:
     return exchange.channel.start(gives, takes, x, exchange.tag)
 
 
-def start_gradients(taken: Parts, channels: int, like: Tensor, exchange: HaloExchange) -> Pending:
+def start_gradients(parts: Parts, channels: int, like: Tensor, exchange: HaloExchange) -> Pending:
     """Send the gradients of cells that were taken; post receives for those of cells given."""
     shape = like.shape[0], channels
     takes = [(r, (*shape, w.height, w.width)) for r, w in exchange.halo.gives]
-    gives = [(r, part.contiguous()) for r, part in taken]
+    gives = [(r, part.contiguous()) for r, part in parts]
     return exchange.channel.start(gives, takes, like, exchange.tag + 1)
 
 

@@ -234,8 +234,8 @@ class SpatialPool(_Spatial):
         if self.layer.counts_padding or not any(whole.halo.border):
             return y
         need, (top, bottom, left, right) = whole.halo.need, whole.halo.border
-        there = F.pad(x.new_ones(1, 1, need.height, need.width), (left, right, top, bottom))
-        return y / F.avg_pool2d(there, kernel, stride)
+        inside = F.pad(x.new_ones(1, 1, need.height, need.width), (left, right, top, bottom))
+        return y / F.avg_pool2d(inside, kernel, stride)
 
 
 class EnlargedByCells(_Spatial):

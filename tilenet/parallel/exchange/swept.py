@@ -242,19 +242,19 @@ class Sweep:
         self._layer_rows: LayerRows
         self._like: Tensor  # (B, 0), with the dtype and device of the strips
         self._dtype, self._compact = AUTOCAST.get(precision), compact
-        self._kept, self.reads_image = KeptMaps(), own is None or 0 in reads
+        self._kept_maps, self.reads_image = KeptMaps(), own is None or 0 in reads
         self._computed_maps: Collection[int] = range(len(self._shapes))
 
-    def use(self, kept: KeptMaps) -> None:
+    def use(self, kept_maps: KeptMaps) -> None:
         """Use the maps that sweeps of the same part and columns kept, and keep new ones there."""
-        self._kept = kept
-        self._computed_maps, read = maps_before(self.layers, [len(self.layers)], kept.maps)
-        self.reads_image = 0 in read or not kept.maps
+        self._kept_maps = kept_maps
+        self._computed_maps, read = maps_before(self.layers, [len(self.layers)], kept_maps.maps)
+        self.reads_image = 0 in read or not kept_maps.maps
 
     def blanks(self, windows: Sequence[Window]) -> nullcontext[Iterator[Tensor]]:
         """Strips to feed if no layer needs the image: of its shape and dtype, without memory."""
-        batch, bands, _, width = self._kept.empty.shape
-        cell = self._kept.empty.new_empty(())
+        batch, bands, _, width = self._kept_maps.empty.shape
+        cell = self._kept_maps.empty.new_empty(())
         return nullcontext(cell.expand(batch, bands, part.height, width) for part in windows)
 
     def _swept(self, layer: Layer, number: int, module: nn.Module) -> nn.Module:
@@ -312,8 +312,8 @@ class Sweep:
             (B, classes, H′, W); H′ may be 0.
         """
         if strip is None:
-            strip = self._kept.empty
-        self._kept.empty = strip.new_empty((*strip.shape[:2], 0, strip.shape[3]))
+            strip = self._kept_maps.empty
+        self._kept_maps.empty = strip.new_empty((*strip.shape[:2], 0, strip.shape[3]))
         with torch.inference_mode():
             return self.pass_strip(strip, next(self.strips))
 
@@ -354,8 +354,8 @@ class Sweep:
             for map_ in self._last_readers[number]:
                 self._drop_rows(map_, plan.held[map_][0])
         pieces = self._pieces[-1]
-        if len(self.layers) in self._kept.maps:
-            return self._kept.rows(len(self.layers), plan.output)
+        if len(self.layers) in self._kept_maps.maps:
+            return self._kept_maps.rows(len(self.layers), plan.output)
         if not pieces:
             return strip.new_empty(len(strip), self._shapes[-1].channels, 0, self._widths[-1])
         return pieces.pop()[1]
@@ -366,8 +366,8 @@ class Sweep:
         if map_ not in self._computed_maps:
             return
         map_rows = self._computed(number, layer, rows)
-        if map_ in self._kept.after.get(len(self.layers), ()):
-            self._kept.keep(map_, first, map_rows, self._shapes[map_].rows)
+        if map_ in self._kept_maps.after.get(len(self.layers), ()):
+            self._kept_maps.keep(map_, first, map_rows, self._shapes[map_].rows)
         self._pieces[map_].append((first, map_rows))
         if map_ in self._maps_for_others:
             self.rows_for_others.append((map_, first, map_rows))
@@ -386,8 +386,8 @@ class Sweep:
         """Rows of a map; all rows of a whole one."""
         if self.grids[number].whole:
             return self._whole[number]
-        if number in self._kept.maps:
-            return self._kept.rows(number, rows)
+        if number in self._kept_maps.maps:
+            return self._kept_maps.rows(number, rows)
         start, stop = rows
         # The piece itself instead of a view of all its rows: writing over a view takes copies in
         # backward.

@@ -143,13 +143,13 @@ class _Flow:
     Attributes:
         maps: The maps that the sweep reads and keeps.
         read: Sums of the gradients of the maps that it reads, by number.
-        kept: Gradients of the maps that it keeps, by number.
+        kept_gradients: Gradients of the maps that it keeps, by number.
         gradient: Gradient of the sum.
     """
 
     maps: KeptMaps
     read: Mapping[int, Tensor]
-    kept: Mapping[int, Tensor | None]
+    kept_gradients: Mapping[int, Tensor | None]
     gradient: Tensor | None
 
     def leaves(self) -> list[Tensor]:
@@ -166,7 +166,7 @@ class _Flow:
         """The edges at which backward begins for a strip's rows of kept maps, with gradients."""
         ends = list[tuple[GradientEdge, Tensor]]()
         for number, (first, stop), edge in self.maps.computed_rows:
-            gradient = self.kept.get(number)
+            gradient = self.kept_gradients.get(number)
             if gradient is not None:
                 ends.append((edge, gradient[:, :, first:stop]))
         self.maps.computed_rows.clear()

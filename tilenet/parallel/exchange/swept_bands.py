@@ -46,14 +46,14 @@ class ImageSweep:
         reads: Reads the network's input for windows.
         columns: The columns that this rank holds, if ranks exchange halos; then each step is
             collective, and all ranks raise the error of one that cannot read.
-        kept: Maps that sweeps of the whole image hand on to later ones, if they do.
+        kept_maps: Maps that sweeps of the whole image hand on to later ones, if they do.
     """
 
     layers: tuple[Layer, ...]
     precision: str
     reads: Reads
     columns: Columns | None = None
-    kept: KeptMaps | None = None
+    kept_maps: KeptMaps | None = None
 
     def before(self, stop: int) -> "ImageSweep":
         """The settings for a sweep of the first `stop` layers."""
@@ -80,7 +80,7 @@ def sweep_band(
     Yields:
         (1, C, H, W).
     """
-    layers, reads, columns, kept = image.layers, image.reads, image.columns, image.kept
+    layers, reads, columns, kept_maps = image.layers, image.reads, image.columns, image.kept_maps
     if not layers:  # the map is the image itself
         with reads(owns) as images:
             yield from images
@@ -90,8 +90,8 @@ def sweep_band(
     whole = part if columns is None else Window(part.row, 0, part.height, tiling.extended[1])
     swept = SweptPart(tiling.extended, edges, whole)
     sweep = Sweep(layers, network, swept, image.precision, columns)
-    if kept is not None and whole == Window(0, 0, *tiling.extended):
-        sweep.use(kept)
+    if kept_maps is not None and whole == Window(0, 0, *tiling.extended):
+        sweep.use(kept_maps)
     (done, left), pieces = sweep.starts[-1], list[Tensor]()
     first, comm = done, None if columns is None else columns.channel.comm
     reads = reads if sweep.reads_image or not blank else sweep.blanks  # alike on all ranks
@@ -143,7 +143,7 @@ def sweep_statistics(
         AgreedError: On all ranks, for a file that one of them cannot read.
     """
     fixed = Network(list(network), network.mask_key).eval()
-    layers, maps = image.layers, image.kept
+    layers, maps = image.layers, image.kept_maps
     total = sum(len(tiling.tiles) for _, tiling in passes)
     with progress_bar(comm, total, "strip", brief=brief) as progress:
         for number, (index, tiling) in enumerate(passes):

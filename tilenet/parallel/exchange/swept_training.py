@@ -156,9 +156,9 @@ class _Part:
                 modules[number] = FixedPool(average)
             prefix = Network(modules, network.mask_key)
             sweep = Sweep(layers, prefix, part, pipe.precision, columns, compact=True)
-            kept = KeptMaps(self.plan.kept, dict(inputs.maps))
-            sweep.use(kept)
-            return sweep, kept
+            kept_maps = KeptMaps(self.plan.kept_maps, dict(inputs.maps))
+            sweep.use(kept_maps)
+            return sweep, kept_maps
 
         computed, read = maps_before(layers, [stop], self.maps)
         grids = map_grids(layers)
@@ -173,7 +173,7 @@ class _Part:
             Network(own, network.mask_key).trained,
         )
         total, maps = swept_sum(self.image, make, measure, inputs, keeps_states=keeps_states)
-        needed = self.plan.kept.get(stop, ())
+        needed = self.plan.kept_maps.get(stop, ())
         self.maps = {n: map_ for n, map_ in (self.maps | maps).items() if n in needed}
         return total
 
@@ -207,7 +207,7 @@ class _Part:
             assert total is not None
         else:
             # If the map is kept, its states are needed as parts of those of a single sweep.
-            keeps_states = number in self.plan.kept
+            keeps_states = number in self.plan.kept_maps
             total = self.sweep(number, averages, of_rows, keeps_states=keeps_states)
         return sum_with_gradient(total, self.columns.channel.comm if self.columns else None)
 

@@ -51,7 +51,7 @@ class Stored:
         self._shape, self._stride = tensor.shape, tensor.stride()
         self._offset = tensor.storage_offset()
         self._ahead: tuple[torch.UntypedStorage, Arrival | None] | None = None
-        self._taken: Any = None
+        self._on_device: Any = None
         self._copy: HostCopy | None = None  # set where sending failed, too
         self._copy = copies.send(tensor.untyped_storage())
 
@@ -64,13 +64,13 @@ class Stored:
     def take(self, device: torch.device) -> Tensor:
         """The map on a device; the work under way there waits for it."""
         # torchgpipe asks for a checkpoint's input twice, the second time to count it.
-        storage = None if self._taken is None else self._taken()
+        storage = None if self._on_device is None else self._on_device()
         arrival = None
         if storage is None or storage.device != device:
             self.fetch(device)
             assert self._ahead is not None
             (storage, arrival), self._ahead = self._ahead, None
-            self._taken = weakref.ref(storage)
+            self._on_device = weakref.ref(storage)
         empty = torch.empty(0, dtype=self._dtype, device=device)
         tensor = empty.set_(storage, self._offset, self._shape, self._stride)
         if arrival is not None:

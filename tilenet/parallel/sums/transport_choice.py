@@ -176,14 +176,14 @@ def arrives_from(device: torch.device) -> bool:
     from mpi4py import MPI
 
     sent = torch.arange(TRIED_BYTES // 4, dtype=torch.float32, device=device)
-    taken = torch.zeros_like(sent)
+    received = torch.zeros_like(sent)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # MPI knows of no streams
     try:
-        MPI.COMM_SELF.Sendrecv(sent, 0, 0, taken, 0)
+        MPI.COMM_SELF.Sendrecv(sent, 0, 0, received, 0)
     except MPI.Exception:
         return False
-    return torch.equal(sent, taken)
+    return torch.equal(sent, received)
 
 
 def mpi_takes_device_memory() -> bool | None:

@@ -62,21 +62,21 @@ class _MpiTransport:
     def sum(self, part: Tensor) -> None:
         from mpi4py import MPI
 
-        with self._reached(part) as there:
-            self._comm.Allreduce(MPI.IN_PLACE, _buffer(there))
+        with self._reached(part) as reachable:
+            self._comm.Allreduce(MPI.IN_PLACE, _buffer(reachable))
 
     def sum_own(self, part: Tensor) -> None:
-        with self._reached(part) as there:
-            own = block(there, self._comm)
+        with self._reached(part) as reachable:
+            own = block(reachable, self._comm)
             total = torch.empty_like(own)  # in place, MPI would leave it in the first block
-            self._comm.Reduce_scatter_block(_buffer(there), _buffer(total))
+            self._comm.Reduce_scatter_block(_buffer(reachable), _buffer(total))
             own.copy_(total)
 
     def gather(self, part: Tensor) -> None:
         from mpi4py import MPI
 
-        with self._reached(part) as there:
-            self._comm.Allgather(MPI.IN_PLACE, _buffer(there))
+        with self._reached(part) as reachable:
+            self._comm.Allgather(MPI.IN_PLACE, _buffer(reachable))
 
     def _reached(self, part: Tensor) -> AbstractContextManager[Tensor]:
         """The part's values where MPI reads and writes them."""

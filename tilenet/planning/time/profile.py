@@ -137,12 +137,12 @@ def _difference(measured: tuple[Layer, ...], planned: tuple[Layer, ...]) -> str:
     was, now = layer_to_json(old), layer_to_json(new)
     unlike = [key for key in now if was[key] != now[key]]
     return (
-        f"layer {number}, {new.kind}, in the profile: {_said(was, unlike)}, "
-        f"in the network: {_said(now, unlike)}"
+        f"layer {number}, {new.kind}, in the profile: {_text_of(was, unlike)}, "
+        f"in the network: {_text_of(now, unlike)}"
     )
 
 
-def _said(entry: dict[str, Any], keys: list[str]) -> str:
+def _text_of(entry: dict[str, Any], keys: list[str]) -> str:
     return ", ".join(f"{key} {_short(entry[key])}" for key in keys)
 
 

@@ -49,7 +49,7 @@ class ValidationKeys:
         return f"{self.share} of blocks of {self.block_px} px" if self.share else None
 
     @property
-    def wanted(self) -> bool:
+    def holds_out(self) -> bool:
         """Whether anything is held out."""
         return bool(self.image_paths) or self.share > 0
 

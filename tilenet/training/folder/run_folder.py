@@ -139,7 +139,7 @@ class RunFolder:
         """Set the checkpoint to resume from (None: begin); return sentences on broken ones."""
         self._resumed = checkpoint
         notice = f"the run goes on from {checkpoint}"
-        return [f"{broken.named} is broken ({broken.wrong}): {notice}" for broken in self._broken]
+        return [f"{broken.path} is broken ({broken.wrong}): {notice}" for broken in self._broken]
 
     def begin(self) -> None:
         """Delete the files of an earlier run; call it once the new run cannot be refused any more.

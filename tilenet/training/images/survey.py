@@ -96,8 +96,8 @@ def class_weights(
     if weights_key == "auto":
         weights = balanced_weights(pixels)
         if comm.rank == 0:
-            named = zip(names, weights, pixels, strict=True)
-            each = (f"{name} {weight:.17g} ({count:,} px)" for name, weight, count in named)
+            classes = zip(names, weights, pixels, strict=True)
+            each = (f"{name} {weight:.17g} ({count:,} px)" for name, weight, count in classes)
             say(f"class_weights: auto: {', '.join(each)}")
         return tuple(weights)
     if comm.rank == 0:

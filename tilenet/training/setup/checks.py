@@ -83,7 +83,7 @@ def check_tiles(
 ) -> None:
     """Refuse tiles of images or crops of a size; see `check_exact` for `per_step`."""
     if grid_asked:  # a grid that cannot be had is refused, not made coarser
-        cut(*size, plan.uncut or plan.asked, plan.rule)
+        cut(*size, plan.uncut or plan.requested, plan.rule)
     tiling, layers = plan.tiling(*size), plan.record.layers
     height = max(span.read for span in tiling.rows)
     width = max(span.read for span in tiling.cols)

@@ -25,7 +25,7 @@ class RunPlan:
         record: The network; its statistics are filled in after the survey of the images.
         rule: Halo and alignment of the tiles.
         mesh: Layout of the ranks.
-        asked: Grid or size of the tiles of an image, as requested.
+        requested: Requested grid or size of the tiles of an image.
         balance: Layers per partition.
         micro_batches: Most tiles of a rank in the pipeline at once.
         checkpointing: Which micro-batches are computed again in backward.
@@ -43,7 +43,7 @@ class RunPlan:
     record: NetworkRecord
     rule: HaloRule
     mesh: MeshShape
-    asked: Cut
+    requested: Cut
     balance: tuple[int, ...]
     micro_batches: int = 1
     checkpointing: Checkpointing = "never"
@@ -71,14 +71,14 @@ class RunPlan:
         """Whether some layer needs data of the other tiles of an image."""
         return self.rule.exchanged or needs_all_tiles(self.record.layers, self.halo_mode)
 
-    def named(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def checkpoint_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The network's `state_dict()` under the names that checkpoints have for it."""
         return weights if self.adopted is None else self.adopted.module_state(weights)
 
     def tiling(self, height: int, width: int) -> Tiling:
         """The tiles of an image or crop; of a small one fewer than were asked for."""
         unit = self.rule.alignment_px
-        grid = self.asked.grid
+        grid = self.requested.grid
         if grid is not None:
             grid = min(grid[0], -(-height // unit)), min(grid[1], -(-width // unit))
-        return cut(height, width, Cut(grid, self.asked.size_px), self.rule)
+        return cut(height, width, Cut(grid, self.requested.size_px), self.rule)

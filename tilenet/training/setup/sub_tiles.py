@@ -43,7 +43,7 @@ def with_sub_tiles(plan: RunPlan, num_samples: int, size: tuple[int, int]) -> Ru
     unit = plan.rule.alignment_px
     most = -(-size[0] // unit), -(-size[1] // unit)
     finer = [
-        replace(plan, asked=Cut(grid=(grid[0] * a, grid[1] * b)), uncut=plan.asked)
+        replace(plan, requested=Cut(grid=(grid[0] * a, grid[1] * b)), uncut=plan.requested)
         for a in range(1, min(2 * needed, most[0] // grid[0]) + 1)
         for b in range(1, min(2 * needed // a, most[1] // grid[1]) + 1)
         if images * most_tiles(mesh, (grid[0] * a, grid[1] * b)) >= needed and not whole
