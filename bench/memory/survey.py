@@ -42,10 +42,11 @@ def look(image: str, labels: str) -> dict[str, float]:
     from tilenet.data.rasters.raster import Raster
     from tilenet.data.survey import survey
     from tilenet.parallel.health.peak_memory import measure_peak_bytes
+    from tilenet.parallel.ranks.together import RankControl
 
     with Raster(image) as raster, open_labels(labels, raster, 255) as source:
         before, began = measure_peak_bytes([]), time.process_time()
-        survey([raster], [source], CLASSES, ALIGNMENT_PX, MPI.COMM_SELF)
+        survey([raster], [source], CLASSES, ALIGNMENT_PX, RankControl(MPI.COMM_SELF))
         seconds = time.process_time() - began
         mpx = raster.height * raster.width / 1e6
     return {

@@ -17,6 +17,7 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey import Moments, merge, survey
 from tilenet.data.survey_record import Survey
 from tilenet.errors import AgreedError
+from tilenet.parallel.ranks.together import RankControl
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -31,7 +32,7 @@ def look(path: Path, comm: MPI.Intracomm, classes: int = 3) -> tuple[Survey, lis
         images = [stack.enter_context(Raster(str(s.image))) for s in scenes]
         pairs = zip(scenes, images, strict=True)
         labels = [stack.enter_context(Labels(str(s.labels), image, 255)) for s, image in pairs]
-        return survey(images, labels, classes, 8, comm), scenes
+        return survey(images, labels, classes, 8, RankControl(comm)), scenes
 
 
 def written(path: Path, values: np.ndarray) -> str:
@@ -48,7 +49,9 @@ def written(path: Path, values: np.ndarray) -> str:
 
 def same_alone(images: list[Raster], comm: MPI.Intracomm) -> Survey:
     """A survey of all ranks, which is to the last bit that of one."""
-    together, alone = (survey(images, None, 2, 8, one) for one in (comm, MPI.COMM_SELF))
+    together, alone = (
+        survey(images, None, 2, 8, RankControl(ranks)) for ranks in (comm, MPI.COMM_SELF)
+    )
     for name in ("num_valid", "mean", "std", "minimum", "maximum"):
         assert getattr(together, name) == getattr(alone, name)
     return together
@@ -88,7 +91,7 @@ def test_pixels_of_which_there_is_no_deviation_are_refused_by_all_ranks(
     path = written(shared_path / "a.tif", values)
     said = r"pixels must be small enough .*a\.tif, band 2: -1\.\d+e\+\d+ to 1\.\d+e\+\d+\)"
     with Raster(path) as image, pytest.raises(AgreedError, match=said):
-        survey([image], None, 3, 8, comm)
+        survey([image], None, 3, 8, RankControl(comm))
 
 
 def test_a_survey_of_more_than_eight_classes_keeps_them_apart(
@@ -99,7 +102,7 @@ def test_a_survey_of_more_than_eight_classes_keeps_them_apart(
     image_path = written(shared_path / "a.tif", rng.integers(1, 99, (2, 70, 90)))
     path = written(shared_path / "b.tif", classes[None])
     with Raster(image_path) as image, Labels(path, image, 255) as labels:
-        found = survey([image], [labels], 21, 4, comm)
+        found = survey([image], [labels], 21, 4, RankControl(comm))
     (planes,) = found.classes_in_cells
     assert planes.shape == (3, 18, 23)
     bits = np.unpackbits(planes, axis=0, bitorder="little")
@@ -186,6 +189,6 @@ def test_images_cost_no_collectives(comm: MPI.Intracomm, shared_path: Path) -> N
             images = [stack.enter_context(Raster(path, nodata="collar")) for path in some]
             share_collars(images, counting)
             assert [int(one.read(one.whole).valid.sum()) for one in images[:2]] == [44, 1200]
-            survey(images, None, 2, 8, counting)
+            survey(images, None, 2, 8, RankControl(counting))
         calls.append(counting.calls)
     assert calls[0] == calls[1]

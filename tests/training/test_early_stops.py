@@ -20,7 +20,7 @@ from tilenet.library.whole_run import train
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.model import network
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
-from tilenet.parallel.ranks.together import end_if_asked, together
+from tilenet.parallel.ranks.together import RankControl, end_if_asked, together
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images import open as images
@@ -115,7 +115,7 @@ def test_a_stop_ends_a_block_that_is_made_of_many_pixels(
 
     monkeypatch.setattr(Raster, "read", counted)
     with Raster(str(scene.image), resolution=16.02) as image, pytest.raises(StopAgreed):
-        survey.survey([image], None, 2, None, comm, requests=requests)
+        survey.survey([image], None, 2, None, RankControl(comm, stop=requests))
     assert len(reads) == 0 if comm.rank else 1 < len(reads) < 40  # of 80 in the block
 
 

@@ -252,7 +252,7 @@ def test_files_stay_open_from_header_to_survey(
     with ExitStack() as stack:
         opened = open_images(run, stack, RankControl(comm))
         mine = len(paths)
-        seen = survey(opened.images, opened.labels, 3, 4, comm)
+        seen = survey(opened.images, opened.labels, 3, 4, RankControl(comm))
         assert len(handles.RECENT) <= most
         again = len(paths) - mine
         pixels = [image.read(image.whole) for image in opened.images]

@@ -27,6 +27,7 @@ from tilenet.data.survey import survey
 from tilenet.data.survey_record import Survey
 from tilenet.errors import TilenetError
 from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.together import RankControl
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -86,7 +87,9 @@ def describe(
             with _refusals(facts, None):  # all ranks raise the same
                 share_collars([image], comm)
                 # The number of classes is not known.
-                stats = survey([image], [labels] if labels else None, MOST_CLASSES, None, comm)
+                stats = survey(
+                    [image], [labels] if labels else None, MOST_CLASSES, None, RankControl(comm)
+                )
                 facts["pixels"] = _pixels(image, stats)
                 facts["notes"] += _pixel_notes(image, stats)
                 if labels is not None:

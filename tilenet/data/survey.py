@@ -25,10 +25,9 @@ from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Window
 from tilenet.parallel.health.progress import progress_bar
-from tilenet.parallel.health.signals import StopRequests
-from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
+from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.parallel.ranks.together import together
+from tilenet.parallel.ranks.together import RankControl, together
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -71,33 +70,31 @@ def survey(
     labels: Sequence[LabelSource] | None,
     num_classes: int,
     cell_px: int | None,
-    comm: "MPI.Intracomm",
+    control: RankControl,
     held_out: HeldOutMask | None = None,
-    watchdog: Watchdog = NEVER,
-    requests: StopRequests | None = None,
 ) -> Survey:
     """Read all images and labels once, each rank its share. Collective.
 
     Args:
         labels: One per image; None: pixels only.
         cell_px: Side of the cells; None: places of labels are not kept.
+        control: The ranks; the watchdog is armed for each block.
         held_out: Function that says where pixels of a window of an image enter no statistics,
             (H, W); None: all enter.
-        watchdog: Armed for each block.
-        requests: Requests to stop.
 
     Raises:
         AgreedError: A file cannot be read, a label is no class, or no pixel is labelled and valid.
         StopAgreed: A rank was asked to stop.
     """
+    comm = control.comm
     look = _Look(images, labels, num_classes, cell_px, held_out)
     blocks = Blocks([image.size for image in images], BLOCK_PX)
     # Groups of one block each, unless their moments would fill memory.
     size = max(1, -(-len(blocks) * look.num_bands // MOST_MOMENTS))
     groups = -(-len(blocks) // size)
     mine = range(comm.rank, groups, comm.size)
-    moments = _look_at_share(look, blocks, mine, size, comm, watchdog, requests)
-    watchdog.arm("the sums of the survey", SLOW)
+    moments = _look_at_share(look, blocks, mine, size, control)
+    control.watchdog.arm("the sums of the survey", SLOW)
     look.join(comm)
     every = _moments_of_all(moments, groups, comm)
     with agreed(comm):
@@ -116,21 +113,16 @@ def survey(
 
 
 def _look_at_share(
-    look: "_Look",
-    blocks: Blocks,
-    mine: range,
-    size: int,
-    comm: "MPI.Intracomm",
-    watchdog: Watchdog,
-    requests: StopRequests | None,
+    look: "_Look", blocks: Blocks, mine: range, size: int, control: RankControl
 ) -> NDArray[np.float64]:
     """Look at this rank's groups of `size` blocks; count, means and squares of each. Collective."""
+    comm, watchdog = control.comm, control.watchdog
     moments = np.zeros((len(mine), 1 + 2 * look.num_bands))
     total = len(mine) * size
     what = "all pixels are looked at"
     with (
         progress_bar(comm, total, "block", brief=True, what=what) as progress,
-        together(comm, requests) as turns,
+        together(comm, control.stop) as turns,
     ):
         for place, group in enumerate(mine):
             merged = None

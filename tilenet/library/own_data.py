@@ -87,7 +87,8 @@ def open_data(
     alike = repr(sorted(keys.items(), key=str))
     run, _ = read_once(lambda: (_run_file(local, keys), None), comm, alike)
     watchdog = stack.enter_context(Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}"))
-    opened = open_images(run, stack, RankControl(comm, watchdog))
+    control = RankControl(comm, watchdog)
+    opened = open_images(run, stack, control)
     with agreed(comm):
         adopted = local.adopted
         _check_bands(local, opened)
@@ -97,7 +98,7 @@ def open_data(
     agree_on_files(opened, comm, watchdog)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     folder = _folder(run, keys, comm)
-    survey = run_survey(opened, plan, run.reading, folder, comm, watchdog)
+    survey = run_survey(opened, plan, run.reading, folder, control)
     with agreed(comm):
         mean, std = statistics or (survey.mean, survey.std)
         record = replace(plan.record, mean=mean, std=std)

@@ -42,7 +42,7 @@ def prepare_loop(
     watchdog.arm("the start of the run", SLOW)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     devices.compute_in(run.precision, stack, comm)
-    survey = run_survey(opened, plan, run.reading, folder.path, comm, watchdog, stop)
+    survey = run_survey(opened, plan, run.reading, folder.path, control)
     watchdog.arm("the plan and the proof of the run", SLOW)
     weights = class_weights(run.class_weights, run.class_names, survey.class_pixels, comm)
     with agreed(comm):

@@ -119,7 +119,7 @@ class Validation:
             # What is wrong with them is found before the first step, not after an epoch.
             files = [part.image for part in whole], [part.labels for part in whole]
             number = len(record.classes)
-            survey(*files, number, None, comm, watchdog=self.watchdog, requests=control.stop)
+            survey(*files, number, None, control)
         rule = halo_rule("exact", record.layers, record.epsilon_px)
         self.plans = [
             decide_map(

@@ -22,8 +22,7 @@ from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context
 from tilenet.parallel.health.progress import say
-from tilenet.parallel.health.signals import StopRequests
-from tilenet.parallel.health.watchdog import NEVER, Watchdog
+from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.images.open import RunImages
 from tilenet.training.setup.run_plan import RunPlan
 
@@ -41,9 +40,7 @@ def run_survey(
     plan: RunPlan,
     reading: Mapping[str, object],
     folder: Path | None,
-    comm: "MPI.Intracomm",
-    watchdog: Watchdog = NEVER,
-    requests: StopRequests | None = None,
+    control: RankControl,
 ) -> Survey:
     """Survey the images, or load the kept survey. Collective; rank 0 reads and writes the file.
 
@@ -52,12 +49,12 @@ def run_survey(
         plan: The network, and the side of the grid cells.
         reading: Keys of the run file that say how files are read, see `survey_key`.
         folder: Folder of the run, which exists; None: the survey is not kept.
-        watchdog: Armed for each block.
-        requests: Requests to stop.
+        control: The ranks; the watchdog is armed for each block.
 
     Raises:
         AgreedError, StopAgreed: See `survey`.
     """
+    comm = control.comm
     path, key, survey = None if folder is None else folder / SURVEY, None, None
     key_of = partial(survey_key, opened, plan.record.context(), plan.cell_px, reading)
     if comm.rank == 0 and path is not None:
@@ -69,7 +66,7 @@ def run_survey(
         return survey
     mask = None if opened.held_out is None else opened.held_out.mask
     files, number = (opened.images, opened.labels), len(plan.record.classes)
-    survey = surveys.survey(*files, number, plan.cell_px, comm, mask, watchdog, requests)
+    survey = surveys.survey(*files, number, plan.cell_px, control, mask)
     # If a file changed while it was read, the key is not that of the survey.
     if path is not None and key is not None and key == key_of():
         try:
