@@ -79,7 +79,7 @@ def of_sweep(name: str, image: Tensor) -> Any:
     unit = context_of(adopted.layers).alignment_px
     sweeps = Sweeps(strip_edges(size[0], 128))
     whole = cut(*size, Cut(grid=(1, 1)), HaloRule(0, unit))
-    pipe = SweptPipe(network, layers, torch.device("cpu"), "float32", lambda rows, cols: sweeps)
+    pipe = SweptPipe(network, layers, [torch.device("cpu")], "float32", lambda rows, cols: sweeps)
 
     def features() -> float:
         part = SweptPart(size, strip_edges(size[0], 64))

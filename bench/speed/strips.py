@@ -59,8 +59,10 @@ def step_by_strips(
     from tilenet.parallel.exchange.swept_training import SweptPipe
 
     cpu, sweeps = torch.device("cpu"), Sweeps(strip_edges(size[0], strip_rows))
-    over: Any = {"balance": balance, "devices": [cpu] * len(balance)}
-    pipe = SweptPipe(network, layers, cpu, "float32", lambda rows, cols: sweeps, **over)
+    devices = [cpu] * len(balance)
+    pipe = SweptPipe(
+        network, layers, devices, "float32", lambda rows, cols: sweeps, balance=balance
+    )
     whole = cut(*size, Cut(grid=(1, 1)), HaloRule(0, context_of(layers).alignment_px))
     image, labels = torch.randn(1, 3, *size), torch.randint(0, 4, (1, *size), dtype=torch.uint8)
 

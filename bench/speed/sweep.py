@@ -157,7 +157,7 @@ def training(name: str, way: str, side: int, once: bool) -> dict[str, Any]:
     sweeps = plan_sweeps(layers, side, side, 4, machine("local").memory_bytes)
     keeps, strip_rows = bool(sweeps.kept_maps), sweeps.edges[1]
     whole = cut(side, side, Cut(grid=(1, 1)), HaloRule(0, unit))
-    pipe = SweptPipe(network, layers, CPU, "float32", lambda rows, cols: sweeps)
+    pipe = SweptPipe(network, layers, [CPU], "float32", lambda rows, cols: sweeps)
 
     def loss_of(logits: Tensor, own: Window) -> Tensor:
         rows, cols = slice(own.row, own.row + own.height), slice(own.col, own.col + own.width)

@@ -119,7 +119,7 @@ def swept(case: AdoptedCase, comm: MPI.Intracomm, strip_rows: int, like: Run) ->
     def sweeps(rows: int, cols: int) -> Sweeps:
         return Sweeps(strip_edges(rows, strip_rows), maps_to_keep(case.layers, rows, cols))
 
-    pipe = SweptPipe(network, case.layers, CPU, "float64", sweeps, HaloChannel(comm))
+    pipe = SweptPipe(network, case.layers, [CPU], "float64", sweeps, HaloChannel(comm))
     read, found = tiling.tiles[comm.rank].read, list[Tensor]()
     for number, image in enumerate(case.inputs()):
         mine = image[:, :, :, read.col : read.col + read.width].clone()

@@ -82,7 +82,7 @@ def sweep_step(adopted: Adopted, network: Network, image: Tensor) -> Tensor:
     tiling = cut(*size, Cut(grid=(1, 1)), HaloRule(0, unit))
     height = -(-size[0] // unit // STRIPS) * unit or unit
     sweeps = Sweeps(strip_edges(size[0], height), maps_to_keep(adopted.layers, *size))
-    pipe = SweptPipe(network, adopted.layers, CPU, "float64", lambda rows, cols: sweeps)
+    pipe = SweptPipe(network, adopted.layers, [CPU], "float64", lambda rows, cols: sweeps)
     return pipe(image, Origin((10,), tiling, (0,)), whole(size))
 
 

@@ -148,9 +148,10 @@ def test_an_error_ends_all(partition: int, backward: bool, monkeypatch: pytest.M
 def test_backward_passes_once() -> None:
     layers = unet_layers(UNetOptions(1, base=2, bands=2, classes=2))
     net, image = build_network(layers).double().train(), torch.randn(1, 2, 8, 8).double()
-    over: dict[str, Any] = {"balance": (4, len(layers) - 4), "devices": [CPU, CPU]}
-    edges = strip_edges(8, 4)
-    pipe = SweptPipe(net, layers, CPU, "float64", lambda rows, _: Sweeps(edges), **over)
+    balance, edges = (4, len(layers) - 4), strip_edges(8, 4)
+    pipe = SweptPipe(
+        net, layers, [CPU, CPU], "float64", lambda rows, _: Sweeps(edges), balance=balance
+    )
     total = pipe(image, Origin((0,), cut(8, 8, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,)), whole_sum)
     total.backward(retain_graph=True)  # type: ignore[no-untyped-call]
     with pytest.raises(AssertionError, match="once"):

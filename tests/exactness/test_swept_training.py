@@ -75,9 +75,8 @@ def gradients(
     size = image.shape[2], image.shape[3]
     kept = maps_to_keep(layers, *size, most_cells) if most_cells else {}
     sweeps = Sweeps(strip_edges(size[0], strip), kept)
-    cpu = torch.device("cpu")
-    over = {"balance": balance, "devices": [cpu] * len(balance)}
-    pipe = SweptPipe(net, layers, cpu, "float64", lambda rows, _: sweeps, **over)  # type: ignore[arg-type]
+    cpus = [torch.device("cpu")] * max(len(balance), 1)
+    pipe = SweptPipe(net, layers, cpus, "float64", lambda rows, _: sweeps, balance=balance)
     origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     net.zero_grad()
     out = pipe(image, origin, whole(size))
@@ -180,7 +179,7 @@ def test_logits_have_the_dtype_of_layers(strip: int) -> None:
     pipe = SweptPipe(
         net,
         layers,
-        torch.device("cpu"),
+        [torch.device("cpu")],
         "bfloat16",
         lambda rows, _: Sweeps(strip_edges(rows, strip)),
     )
@@ -229,7 +228,7 @@ def test_backward_passes_once() -> None:
     net, image = build_network(layers).double().train(), torch.randn(1, 2, 8, 8).double()
     origin = Origin((0,), cut(8, 8, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     edges = strip_edges(8, 4)
-    pipe = SweptPipe(net, layers, torch.device("cpu"), "float64", lambda rows, _: Sweeps(edges))
+    pipe = SweptPipe(net, layers, [torch.device("cpu")], "float64", lambda rows, _: Sweeps(edges))
     total = pipe(image, origin, lambda logits, _: logits.sum())
     total.backward(retain_graph=True)  # type: ignore[no-untyped-call]
     with pytest.raises(AssertionError, match="once"):
@@ -242,7 +241,7 @@ def test_states_wait_for_backward_only_where_they_are_asked_for(keeps: bool) -> 
     net, image = build_network(layers).double().train(), torch.randn(1, 2, 8, 8).double()
     origin = Origin((0,), cut(8, 8, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     edges = strip_edges(8, 4)
-    pipe = SweptPipe(net, layers, torch.device("cpu"), "float64", lambda rows, _: Sweeps(edges))
+    pipe = SweptPipe(net, layers, [torch.device("cpu")], "float64", lambda rows, _: Sweeps(edges))
     part = swept_training._Part(pipe, image, origin)
     node: Any = part.sweep(len(layers), {}, lambda x, _: x.sum(), keeps_states=keeps).grad_fn
     assert len(node.plans) > 1
@@ -389,7 +388,7 @@ def test_memory_is_that_of_a_strip_and_the_states(strip_rows: int) -> None:
 
     device = torch.device("cpu")
     pipe = SweptPipe(
-        net, layers, device, "float32", lambda rows, _: Sweeps(strip_edges(rows, strip_rows))
+        net, layers, [device], "float32", lambda rows, _: Sweeps(strip_edges(rows, strip_rows))
     )
     origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     found = peak(lambda: pipe(image, origin, lambda logits, _: logits.square().sum()))

@@ -42,13 +42,4 @@ def swept_pipe(
             return fitting
         return replace(fitting, edges=strip_edges(height, plan.strip_rows))
 
-    return SweptPipe(
-        network,
-        layers,
-        devices[0],
-        precision,
-        sweeps,
-        channel,
-        balance=plan.balance,
-        devices=devices,
-    )
+    return SweptPipe(network, layers, devices, precision, sweeps, channel, balance=plan.balance)

@@ -54,7 +54,7 @@ def over_ranks(
     def sweeps(rows: int, cols: int) -> Sweeps:
         return Sweeps(strip_edges(rows, strip), maps_to_keep(layers, rows, cols))
 
-    pipe = SweptPipe(net, layers, CPU, "float64", sweeps, HaloChannel(comm))
+    pipe = SweptPipe(net, layers, [CPU], "float64", sweeps, HaloChannel(comm))
     read = tiling.tiles[comm.rank].read
     net.zero_grad()
     mine = image[:, :, :, read.col : read.col + read.width].clone()
@@ -136,7 +136,7 @@ def test_nothing_is_computed_twice(comm: MPI.Intracomm) -> None:
     tiling = cut(*SIZE, Cut(grid=(1, comm.size)), HaloRule(0, 8, exchanged=True))
     channel = HaloChannel(comm)
     pipe = SweptPipe(
-        net, layers, CPU, "float64", lambda rows, _: Sweeps(strip_edges(rows, 16)), channel
+        net, layers, [CPU], "float64", lambda rows, _: Sweeps(strip_edges(rows, 16)), channel
     )
     read = tiling.tiles[comm.rank].read
     mine = image[:, :, :, read.col : read.col + read.width].clone()

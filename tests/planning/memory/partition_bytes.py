@@ -145,9 +145,8 @@ def bytes_of_partitions(
     size = labels.shape[1], labels.shape[2]
     image = torch.randn(1, 3, *size)
     meter = Meter(len(balance), slow)
-    cpu = torch.device("cpu")
-    over: Any = {"balance": balance, "devices": [cpu] * len(balance)}
-    pipe = SweptPipe(net, layers, cpu, "float32", lambda rows, cols: sweeps, **over)
+    cpus = [torch.device("cpu")] * len(balance)
+    pipe = SweptPipe(net, layers, cpus, "float32", lambda rows, cols: sweeps, balance=balance)
 
     def loss(logits: Tensor, own: Window) -> Tensor:
         rows = slice(own.row, own.row + own.height)

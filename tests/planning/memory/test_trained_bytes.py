@@ -73,7 +73,7 @@ def measured_by(labels: Tensor) -> Callable[[Tensor, Window], Tensor]:
 def bytes_of_step(layers: tuple[Layer, ...], net: Network, sweeps: Sweeps, precision: str) -> int:
     image, labels = torch.randn(1, 3, *SIZE), torch.randint(0, 2, (1, *SIZE), dtype=torch.uint8)
     rule = HaloRule(0, context_of(layers).alignment_px)
-    pipe = SweptPipe(net, layers, torch.device("cpu"), precision, lambda rows, cols: sweeps)
+    pipe = SweptPipe(net, layers, [torch.device("cpu")], precision, lambda rows, cols: sweeps)
     with LiveBytes() as live:
         origin = Origin((0,), cut(*SIZE, Cut(grid=(1, 1)), rule), (0,))
         pipe(image, origin, measured_by(labels)).backward()  # type: ignore[no-untyped-call]

@@ -43,18 +43,17 @@ Measure = Callable[[Tensor, Window], Tensor]
 
 
 class SweptPipe:
-    """A network on one device whose tiles are swept; in the place of a `Pipe`.
+    """A network whose tiles are swept; in the place of a `Pipe`.
 
     Args:
-        network: Keeps its parameters and their names; they are moved to the device.
+        network: Keeps its parameters and their names; they are moved to the devices.
         layers: The network's layers.
-        device: The device that computes.
+        devices: One device per partition; they may repeat.
         precision: As for `Pipe`.
         sweeps: Returns how a tile of so many rows and columns is swept.
         channel: The channel to the ranks of an image, each of which holds columns of it if tiles
             have no halo.
         balance: Layers per partition, if there are several; the layers need no averages then.
-        devices: One device per partition, instead of `device`; they may repeat.
 
     Raises:
         TilenetError: A layer needs statistics of the whole image other than averages.
@@ -64,15 +63,14 @@ class SweptPipe:
         self,
         network: Network,
         layers: tuple[Layer, ...],
-        device: torch.device,
+        devices: Sequence[torch.device],
         precision: str,
         sweeps: Callable[[int, int], Sweeps],
         channel: HaloChannel | None = None,
         *,
         balance: Sequence[int] = (),
-        devices: Sequence[torch.device] = (),
     ) -> None:
-        self.network, self.devices = network, tuple(devices) or (device,)
+        self.network, self.devices = network, tuple(devices)
         ends = [0, *accumulate(balance or [len(layers)])]
         self.parts = [range(first, stop) for first, stop in pairwise(ends)]
         for part, placed_on in zip(self.parts, self.devices, strict=True):
