@@ -19,6 +19,7 @@ import tilenet.training.folder.run_folder
 from tilenet.storage import checkpoints as module
 from tilenet.storage.checkpoints import (
     FILES,
+    Checkpoint,
     checkpoint_of_step,
     save_checkpoint,
     saved_checkpoints,
@@ -97,7 +98,7 @@ def tensors(step: int) -> dict[str, torch.Tensor]:
 
 def save(run: Path, step: int, *, best: bool = False) -> None:
     values = tensors(step)
-    save_checkpoint(run, step, values, {"of": step}, values, {"step": step}, keep=1, best=best)
+    save_checkpoint(run, step, Checkpoint(values, {"of": step}, values), keep=1, best=best)
 
 
 def exit_at(number: int, call: int, name: str) -> None:
@@ -189,11 +190,11 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_to_the_same_numbers(
 
 def test_of_a_step_that_is_saved_again_and_again_the_newest_comes_last(tmp_path: Path) -> None:
     for keep in (1, 2, 1, 1, 2, 2):
-        save_checkpoint(tmp_path, 10, tensors(10), {}, tensors(10), {"step": 10}, keep=keep)
+        save_checkpoint(tmp_path, 10, Checkpoint(tensors(10), {}, tensors(10)), keep=keep)
         assert checkpoint_of_step(tmp_path, 10) == (tmp_path / "last").resolve()
         assert saved_checkpoints(tmp_path)[-1] == (tmp_path / "last").resolve()
     newest = checkpoint_of_step(tmp_path, 10)
-    save_checkpoint(tmp_path, 100, tensors(10), {}, tensors(10), {"step": 100}, keep=4)
+    save_checkpoint(tmp_path, 100, Checkpoint(tensors(10), {}, tensors(10)), keep=4)
     assert checkpoint_of_step(tmp_path, 100) == (tmp_path / "last").resolve()
     assert checkpoint_of_step(tmp_path, 10) == newest
     assert checkpoint_of_step(tmp_path, 1) is None
@@ -205,10 +206,10 @@ def test_a_checkpoint_that_was_never_named_takes_no_place(tmp_path: Path) -> Non
         save(tmp_path, step)
     shutil.copytree((tmp_path / "last").resolve(), tmp_path / "checkpoints" / "step-00000030")
     values = tensors(25)
-    save_checkpoint(tmp_path, 25, values, {}, values, {"step": 25}, keep=2)
+    save_checkpoint(tmp_path, 25, Checkpoint(values, {}, values), keep=2)
     kept = [one.name for one in saved_checkpoints(tmp_path)]
     assert kept == [f"step-{n:08d}" for n in (20, 25, 30)]
-    save_checkpoint(tmp_path, 30, values, {}, values, {"step": 30}, keep=2)
+    save_checkpoint(tmp_path, 30, Checkpoint(values, {}, values), keep=2)
     kept = [one.name for one in saved_checkpoints(tmp_path)]
     assert kept == ["step-00000030", "step-00000030.1"]
 

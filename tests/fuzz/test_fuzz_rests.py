@@ -24,7 +24,7 @@ from tilenet.mapping.writing.map_kind import MapKind
 from tilenet.mapping.writing.resume import MapResume
 from tilenet.mapping.writing.writer import MapWriter
 from tilenet.parallel.health.signals import StopRequests
-from tilenet.storage.checkpoints import FILES, save_checkpoint
+from tilenet.storage.checkpoints import FILES, Checkpoint, save_checkpoint
 from tilenet.storage.whole_checkpoint import checked_checkpoint, newest_whole
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -150,7 +150,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("run")
     tensors = {"0.weight": torch.arange(12.0).reshape(3, 4)}
     for step in (1, 2):
-        save_checkpoint(made, step, tensors, {"a": [1, 2]}, tensors, {"step": step})
+        save_checkpoint(made, step, Checkpoint(tensors, {"a": [1, 2]}, tensors))
     return made
 
 

@@ -13,7 +13,7 @@ from tilenet.geometry.layers import Conv
 from tilenet.mapping.mapper import Output
 from tilenet.mapping.predict import Prediction, predict
 from tilenet.model.network import build_network
-from tilenet.storage.checkpoints import save_checkpoint
+from tilenet.storage.checkpoints import Checkpoint, save_checkpoint
 from tilenet.storage.network_json import NetworkRecord
 
 SIZE = 60, 70
@@ -33,7 +33,7 @@ def test_logits_that_are_not_finite_are_said_to_be_the_networks(
     record = NetworkRecord(layers, (1,), ("a", "b"), 255, (0.0,), (1.0,), None, None, "float32", 0)
     run = tmp_path / "run"
     run.mkdir()
-    save_checkpoint(run, 0, dict(network.state_dict()), record.to_json(), {}, {"step": 0})
+    save_checkpoint(run, 0, Checkpoint(dict(network.state_dict()), record.to_json()))
     pixels = np.full((1, *SIZE), 7, "uint8")
     pixels[0, :2], pixels[0, :, :3] = 0, 0
     image = write_raster("image.tif", pixels, nodata=0)

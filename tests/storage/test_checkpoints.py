@@ -13,6 +13,7 @@ from tilenet.errors import TilenetError
 from tilenet.storage import checkpoints as module
 from tilenet.storage.checkpoints import (
     FILES,
+    Checkpoint,
     checkpoint_of_step,
     find_checkpoint,
     load_json,
@@ -48,7 +49,7 @@ def optimizer_state(seed: int) -> dict[str, torch.Tensor]:
 
 def save(run: Path, step: int, keep: int = 2) -> Path:
     return save_checkpoint(
-        run, step, tensors(step), NETWORK, optimizer_state(step), {"step": step}, keep
+        run, step, Checkpoint(tensors(step), NETWORK, optimizer_state(step)), keep
     )
 
 
@@ -90,7 +91,7 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
 
 def test_the_best_is_kept_however_old_it_is(tmp_path: Path) -> None:
     for step in range(1, 7):
-        save_checkpoint(tmp_path, step, tensors(step), NETWORK, {}, {"step": step}, best=step < 3)
+        save_checkpoint(tmp_path, step, Checkpoint(tensors(step), NETWORK), best=step < 3)
     kept = sorted(os.listdir(tmp_path / "checkpoints"))
     assert kept == [f"step-{step:08d}" for step in (2, 5, 6)]
     assert load_json(find_checkpoint(tmp_path / "best") / "progress.json") == {"step": 2}
@@ -106,7 +107,7 @@ def test_an_interrupted_link_leaves_best_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2):
-        save_checkpoint(tmp_path, step, tensors(step), NETWORK, {}, {"step": step}, best=step == 1)
+        save_checkpoint(tmp_path, step, Checkpoint(tensors(step), NETWORK), best=step == 1)
     with monkeypatch.context() as broken:
         break_at(broken, Path, "symlink_to", 1)
         with pytest.raises(TilenetError, match=r"folder must be writable .*No space left"):
@@ -205,7 +206,7 @@ def test_the_names_last_and_best_are_on_the_disk_too(
 ) -> None:
     save(tmp_path, 10)
     acts.clear()
-    save_checkpoint(tmp_path, 20, tensors(20), NETWORK, {}, {"step": 20}, keep=1, best=True)
+    save_checkpoint(tmp_path, 20, Checkpoint(tensors(20), NETWORK), keep=1, best=True)
     assert acts[-5:] == [
         ("sync", str(tmp_path / "checkpoints")),
         ("rename", str(tmp_path / "last")),
@@ -217,7 +218,7 @@ def test_the_names_last_and_best_are_on_the_disk_too(
 
 def test_values_that_are_no_numbers_are_read_back_as_well(tmp_path: Path) -> None:
     values = {"0.weight": torch.tensor([float("nan"), -0.0, float("inf")]), "1.a": torch.empty(0)}
-    folder = save_checkpoint(tmp_path, 1, values, NETWORK, {}, {"step": 1})
+    folder = save_checkpoint(tmp_path, 1, Checkpoint(values, NETWORK))
     assert torch.equal(
         load_tensors(folder / "weights.safetensors")["0.weight"].isnan(),
         torch.tensor([True, False, False]),

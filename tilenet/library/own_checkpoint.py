@@ -6,7 +6,13 @@ import torch
 
 from tilenet.library.local_network import LocalNetwork
 from tilenet.model.network import load_weights
-from tilenet.storage.checkpoints import find_checkpoint, load_json, load_tensors, save_checkpoint
+from tilenet.storage.checkpoints import (
+    Checkpoint,
+    find_checkpoint,
+    load_json,
+    load_tensors,
+    save_checkpoint,
+)
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.states import fill_optimizer, optimizer_tensors
 
@@ -26,8 +32,7 @@ def save(
         TilenetError: The folder cannot be written.
     """
     state = {} if optimizer is None else optimizer_tensors(local.network, optimizer)
-    weights, record_json = local.module_state(), record.to_json()
-    save_checkpoint(folder, step, weights, record_json, state, {"step": step})
+    save_checkpoint(folder, step, Checkpoint(local.module_state(), record.to_json(), state))
 
 
 def load(

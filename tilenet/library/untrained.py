@@ -7,7 +7,7 @@ from pathlib import Path
 from tilenet.adoption.adopt import Adopted
 from tilenet.errors import TilenetError
 from tilenet.library.predict import module_record
-from tilenet.storage.checkpoints import save_checkpoint
+from tilenet.storage.checkpoints import Checkpoint, save_checkpoint
 
 __all__ = ["save_untrained"]
 
@@ -33,4 +33,4 @@ def save_untrained(
     if os.path.lexists(folder / "last"):
         raise TilenetError(f"a run is not overwritten ({folder} holds one); name another folder")
     weights = adopted.module_state(adopted.network().state_dict())
-    save_checkpoint(folder, 0, weights, record.to_json(), {}, {"step": 0})
+    save_checkpoint(folder, 0, Checkpoint(weights, record.to_json()))

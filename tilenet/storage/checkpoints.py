@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,9 +29,9 @@ from tilenet.storage.checksums import CHECKSUMS, checksums_text
 from tilenet.storage.strict_json import parsed_json
 
 __all__ = [
-    "FILES", "NETWORK", "WEIGHTS", "checkpoint_of_step", "find_checkpoint", "kept_checkpoint",
-    "last_step", "link", "load_json", "load_tensors", "mark_best", "run_again", "save_checkpoint",
-    "saved_checkpoints", "set_aside", "step_order",
+    "FILES", "NETWORK", "WEIGHTS", "Checkpoint", "checkpoint_of_step", "find_checkpoint",
+    "kept_checkpoint", "last_step", "link", "load_json", "load_tensors", "mark_best", "run_again",
+    "save_checkpoint", "saved_checkpoints", "set_aside", "step_order",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -43,16 +44,25 @@ STEP = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 MALFORMED = (ValueError, TypeError, OverflowError, RecursionError, RuntimeError)
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds.
+
+    Attributes:
+        weights: The network's weights, by name.
+        network: Values of `network.json`.
+        state: The optimizer's tensors, by name.
+        progress: Values of `progress.json` besides the step.
+    """
+
+    weights: dict[str, Tensor]
+    network: dict[str, Any]
+    state: dict[str, Tensor] = field(default_factory=dict)
+    progress: dict[str, Any] = field(default_factory=dict)
+
+
 def save_checkpoint(
-    run: Path,
-    step: int,
-    weights: dict[str, Tensor],
-    network: dict[str, Any],
-    state: dict[str, Tensor],
-    progress: dict[str, Any],
-    keep: int = 2,
-    *,
-    best: bool = False,
+    run: Path, step: int, checkpoint: Checkpoint, keep: int = 2, *, best: bool = False
 ) -> Path:
     """Write a checkpoint of a run and make it the `last` one, and the `best` one if it is.
 
@@ -67,11 +77,12 @@ def save_checkpoint(
     aside = folder / f".step-{step:08d}.part"
     tensors = {
         name: {k: v.detach().cpu().contiguous() for k, v in values.items()}
-        for name, values in ((WEIGHTS, weights), (STATE, state))
+        for name, values in ((WEIGHTS, checkpoint.weights), (STATE, checkpoint.state))
     }
+    progress = {"step": step, **checkpoint.progress}
     texts = {
         name: json.dumps(value, indent=1) + "\n"
-        for name, value in ((NETWORK, network), (PROGRESS, progress))
+        for name, value in ((NETWORK, checkpoint.network), (PROGRESS, progress))
     }
     try:
         _clear_left(run)

@@ -22,6 +22,7 @@ from tilenet.parallel.sums.shares import Shares
 from tilenet.storage import tensorboard
 from tilenet.storage.atomic import check_name
 from tilenet.storage.checkpoints import (
+    Checkpoint,
     checkpoint_of_step,
     find_checkpoint,
     kept_checkpoint,
@@ -290,15 +291,16 @@ class RunFolder:
         if not self._write:
             return
         self.wait()
-        progress = {"step": step, **self._terms}
+        progress = dict(self._terms)
         if scale.most > 1:
             progress |= {"loss_scale": scale.value, "calm_steps": scale.calm_steps}
         save = partial(save_checkpoint, self.path, step, keep=self._keep, best=best)
+        content = Checkpoint(weights, record.to_json(), state, progress)
         if any(in_background(parameter) for parameter in network.parameters()):
-            weights, state = host_copies(weights), host_copies(state)
-            self._saving.start(partial(save, weights, record.to_json(), state, progress))
+            copies = replace(content, weights=host_copies(weights), state=host_copies(state))
+            self._saving.start(partial(save, copies))
         else:
-            save(weights, record.to_json(), state, progress)
+            save(content)
 
     @property
     def failed(self) -> bool:
