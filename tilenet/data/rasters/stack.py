@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.windows import Window as FileWindow
 
-from tilenet.data.rasters.ground import ground_of
+from tilenet.data.rasters.georeferencing import georeferencing_of
 from tilenet.data.rasters.handles import Handles, Viewed
 from tilenet.data.rasters.location import file_name, is_remote, remedy_when_read
 from tilenet.data.rasters.onto_grid import BLOCK_PX, OntoGrid
@@ -146,7 +146,7 @@ class FileStack:
     Attributes:
         height, width: Size in pixels of the files.
         crs, transform: Those of the first file; no CRS without a transform.
-        ground: Georeferencing of the first file.
+        georeferencing: Georeferencing of the first file.
         dtypes: One per band.
         bands: Names of each band.
         alpha: Numbers of the bands that are masks of other bands.
@@ -178,9 +178,9 @@ class FileStack:
             check_header(dataset)
         self.height, self.width = int(first.height), int(first.width)
         self._first = 0, 0  # row and column in the files where what is seen of them begins
-        self.ground = ground_of(first)
-        self.crs: Any = self.ground.crs if self.ground.placed else None
-        self.transform: Any = self.ground.transform
+        self.georeferencing = georeferencing_of(first)
+        self.crs: Any = self.georeferencing.crs if self.georeferencing.placed else None
+        self.transform: Any = self.georeferencing.transform
         # The file's number, and the band's there, of each band.
         self._places = [(n, b) for n, d in enumerate(datasets) for b in range(1, d.count + 1)]
         self.files = tuple(str(path) for dataset in datasets for path in dataset.files)
@@ -359,7 +359,7 @@ class FileStack:
                 other.shape == first.shape
                 and other.crs == first.crs
                 and same_grid(first.transform, other.transform, *first.shape)
-                and ground_of(other).same_points(self.ground)
+                and georeferencing_of(other).same_points(self.georeferencing)
             ):
                 yield number
 
