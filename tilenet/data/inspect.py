@@ -19,10 +19,10 @@ from tilenet.data.labels.facts import label_facts
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.rasters.bands import BandNames
 from tilenet.data.rasters.bounds import crs_name
 from tilenet.data.rasters.raster import GDAL_ERRORS, Nodata, Raster
 from tilenet.data.rasters.remedies import tiled_copy
-from tilenet.data.rasters.stack import BandNames
 from tilenet.data.survey import survey
 from tilenet.data.survey_record import Survey
 from tilenet.errors import TilenetError

@@ -14,12 +14,13 @@ import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 
+from tilenet.data.rasters.bands import BandNames, band_numbers
 from tilenet.data.rasters.collar import Collar, Runs, collar_strips, strip_runs
 from tilenet.data.rasters.georeferencing import Georeferencing
 from tilenet.data.rasters.handles import READING
 from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster
 from tilenet.data.rasters.resample import block_mean, factor_of
-from tilenet.data.rasters.stack import BandNames, FileStack, band_numbers
+from tilenet.data.rasters.stack import FileStack
 from tilenet.errors import TilenetError
 from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Part, Window, reflected
