@@ -94,7 +94,7 @@ class _Step:
             lost = layer.input_bytes * (layer.input_keeper < min(k, index))
             held = sum(layers[n].input_bytes for n in layer.held if _is_gone(layers, n, index, k))
             forward.append(left + layer.forward_bytes + lost + held)
-            backward.append(left + layer.backward_bytes + lost)
+            backward.append(left + layer.backward_bytes + lost * layer.needs_input)
             left += layer.saved_bytes - out[index]
             if lost and layer.needs_input and index < k:  # it is back for the later of the two
                 back[index] += lost
