@@ -88,5 +88,5 @@ def _is_added_in_place(first: Tensor, second: Any) -> bool:
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return False
     alike = isinstance(second, Tensor) and second.shape == first.shape
-    holders = torch._C._storage_Use_Count(first.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    holders = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
     return alike and holders == 2

@@ -43,7 +43,7 @@ def blocks_from(
     stored = stored and again
     # A tuple is what a planner asks about again and again, with other numbers of micro-batches.
     walk_blocks = _cached_walk_blocks if isinstance(costs, tuple) else _walk_blocks
-    block = walk_blocks(_Same(costs), start, start > 0 or micro_batches > 1, again)
+    block = walk_blocks(_Same(costs), start, start > 0 or micro_batches > 1, again, apart)
     before, stops = block.before, block.stops
     num_inputs = np.where((block.input_from < stops) | again | (start == 0), micro_batches, 1)
     if stored and start > 0:  # images wait where they are
@@ -116,12 +116,13 @@ class _Blocks:
     input_from: int
 
 
-def _walk_blocks(same: _Same, start: int, copied: bool, again: bool) -> _Blocks:
+def _walk_blocks(same: _Same, start: int, copied: bool, again: bool, apart: bool) -> _Blocks:
     """Walk over the blocks from `start` on.
 
     Args:
         copied: Whether the block's input may not be written into.
         again: Whether activations are computed again in backward.
+        apart: As for `blocks_from`.
     """
     costs = same.costs
     walk = Walk.along(costs, start, copied)
@@ -148,8 +149,10 @@ def _walk_blocks(same: _Same, start: int, copied: bool, again: bool) -> _Blocks:
             leaving += skip.gradient * (stops > skip.pop)
         if skip.stash >= start:
             outer = (stops > skip.stash) & (stops <= skip.pop)
-            # To the one that comes from elsewhere the stash's other gradient is added in place.
-            pinned += skip.map_bytes * np.outer(layers > skip.stash, outer)
+            # To the one that comes from elsewhere the stash's other gradient is added, in place
+            # where backward goes on from partition to partition by itself.
+            held = layers >= skip.stash if apart else layers > skip.stash
+            pinned += skip.map_bytes * np.outer(held, outer)
             arrived += skip.map_bytes * outer
     reached = layers[:, None] < stops[None, :]
     forward = (before[:-1] + walk.forward + walk.waiting)[:, None] + popping
