@@ -35,9 +35,9 @@ def job_of_least(path: Path, facts: Machine, least: int) -> PlannedJob:
     # They load torch, which takes longer than all that other jobs need.
     from tilenet.planning.advise import why_nothing_fits
     from tilenet.planning.fitting import find_fitting
-    from tilenet.planning.replan import question_again
+    from tilenet.planning.replan import replan
 
-    question = question_again(path, least)
+    question = replan(path, least)
     if question.machine.name != facts.name:
         raise TilenetError(
             f"a plan that is made again for fewer nodes must be of the machine of the job (plan: "

@@ -88,7 +88,7 @@ class Lives:
                 f"{self._least} must"
             )
         for count in range(len(names), self._least - 1, -1):
-            again = ["plan", "--again", self._planned, "--nodes", str(count), "-o", self.plan]
+            again = ["plan", "--replan", self._planned, "--nodes", str(count), "-o", self.plan]
             if subprocess.run([*self._program, *again], stdout=subprocess.DEVNULL).returncode:
                 continue
             ranks = count * self._per_node

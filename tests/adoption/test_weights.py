@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tilenet.adoption.weights import fill_in
+from tilenet.adoption.weights import load_partial_weights
 from tilenet.errors import TilenetError
 
 State = dict[str, Tensor]
@@ -91,7 +91,7 @@ def test_prefixes_on_either_side(of_file: str, of_module: str, suffix: str, tmp_
     state = drawn(Net().state_dict())
     path = written(tmp_path, {f"{of_file}{n}": tensor for n, tensor in state.items()}, f"w{suffix}")
     module = Around(of_module, Net()) if of_module else Net()
-    note = fill_in(module, path)
+    note = load_partial_weights(module, path)
     assert are_in(module, f"{of_module}." if of_module else "", state)
     assert f"{len(state)} of {len(state)} tensors are filled in" in note
     assert "no place" not in note
@@ -106,7 +106,7 @@ def test_an_encoder_finds_its_place(of_file: str, part: str, tmp_path: Path) -> 
     path = written(tmp_path, {f"{of_file}{n}": tensor for n, tensor in state.items()} | more)
     module = Net(part)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    note = fill_in(module, path)
+    note = load_partial_weights(module, path)
     assert are_in(module, f"{part}.", state)
     others = {n: tensor for n, tensor in before.items() if not n.startswith(part)}
     assert are_in(module, "", others)
@@ -123,7 +123,7 @@ def test_wrappers_within_names(tmp_path: Path) -> None:
         for n, tensor in state.items()
     }
     module = Net()
-    fill_in(module, written(tmp_path, content))
+    load_partial_weights(module, written(tmp_path, content))
     assert are_in(module, "", state)
 
 
@@ -137,7 +137,7 @@ def test_tensors_within_other_things(holder: str, tmp_path: Path) -> None:
         optimizer = {"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1}]}
         content = {"epoch": 3, "rng": torch.ones(9), "optimizer": optimizer, key: content}
     module = Net()
-    fill_in(module, written(tmp_path, content))
+    load_partial_weights(module, written(tmp_path, content))
     assert are_in(module, "", state)
 
 
@@ -150,13 +150,13 @@ def test_a_checkpoint_of_lightning(tmp_path: Path) -> None:
         "hyper_parameters": {"lr": 1e-3},
     }
     module = Net()
-    note = fill_in(module, written(tmp_path, content, "last.ckpt"))
+    note = load_partial_weights(module, written(tmp_path, content, "last.ckpt"))
     assert are_in(module, "", without(state, "model."))
     assert "(model as the network)" in note
     assert "1 of the file have no place (criterion.weight)" in note
     content["hyper_parameters"] = argparse.Namespace(lr=1e-3)
     with pytest.raises(TilenetError, match=r"argparse.Namespace, .*weights_only=False"):
-        fill_in(module, written(tmp_path, content, "last.ckpt"))
+        load_partial_weights(module, written(tmp_path, content, "last.ckpt"))
 
 
 def test_numbers_as_timm_writes_them(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_numbers_as_timm_writes_them(tmp_path: Path) -> None:
         parts = child.named_children() if name == "layer1" else [("", child)]
         for number, part in parts:
             flat.add_module(f"{name}_{number}" if number else name, part)
-    fill_in(module, written(tmp_path, state))
+    load_partial_weights(module, written(tmp_path, state))
     places = {name.replace("layer1.", "layer1_"): tensor for name, tensor in state.items()}
     assert are_in(module, "encoder.model.", places)
 
@@ -188,19 +188,22 @@ def test_two_places_are_a_sentence(tmp_path: Path) -> None:
     path = written(tmp_path, state)
     said = r"the file as optical and the file as radar fit alike with 24 tensors"
     with pytest.raises(TilenetError, match=said):
-        fill_in(Twice(3), path)
+        load_partial_weights(Twice(3), path)
     module = Twice(1)  # radar has one band: shapes decide
-    fill_in(module, path)
+    load_partial_weights(module, path)
     assert are_in(module, "optical.", state)
     module = Twice(3, same=True)  # both places are the same tensors
-    assert "2 of the network stay as made (head.weight, head.bias)" in fill_in(module, path)
+    stay = "2 of the network stay as made (head.weight, head.bias)"
+    assert stay in load_partial_weights(module, path)
     assert are_in(module, "radar.", state)
     named = {f"radar.{name}": tensor for name, tensor in state.items()}
     module = Twice(3)
     before = drawn(module.optical.state_dict())
     module.optical.load_state_dict(before)
     state = drawn(Encoder().state_dict(), seed=4)
-    fill_in(module, written(tmp_path, {f"radar.{name}": state[name[6:]] for name in named}))
+    load_partial_weights(
+        module, written(tmp_path, {f"radar.{name}": state[name[6:]] for name in named})
+    )
     assert are_in(module, "radar.", state)
     assert are_in(module, "optical.", before)
 
@@ -209,9 +212,9 @@ def test_a_file_that_holds_the_network_twice(tmp_path: Path) -> None:
     state = Net().state_dict()
     content = drawn(state, "model.") | drawn(state, "ema.module.", 4)
     with pytest.raises(TilenetError, match=r"model as the network and ema as the network fit"):
-        fill_in(Net(), written(tmp_path, content))
+        load_partial_weights(Net(), written(tmp_path, content))
     module = Net()
-    fill_in(module, written(tmp_path, drawn(state) | drawn(state, "ema.", 4)))
+    load_partial_weights(module, written(tmp_path, drawn(state) | drawn(state, "ema.", 4)))
     assert are_in(module, "", drawn(state))  # its very names
 
 
@@ -236,7 +239,7 @@ def test_what_has_no_place(content: Any, said: str, tmp_path: Path) -> None:
     module = Net()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     with pytest.raises(TilenetError, match=said):
-        fill_in(module, written(tmp_path, content))
+        load_partial_weights(module, written(tmp_path, content))
     assert are_in(module, "", before)
 
 
@@ -244,7 +247,7 @@ def test_a_mapping_within_itself(tmp_path: Path) -> None:
     content: dict[str, Any] = {}
     content["model"] = content
     with pytest.raises(TilenetError, match="by their names"):
-        fill_in(Net(), written(tmp_path, content))
+        load_partial_weights(Net(), written(tmp_path, content))
 
 
 def package(name: str) -> ModuleType:
@@ -280,7 +283,7 @@ def test_classifiers_fill_in_encoders(
         source = getattr(package("torchvision").models, name)(weights=None)
     state = drawn(source.state_dict())
     module = smp.Unet(encoder, encoder_weights=None)
-    note = fill_in(module, written(tmp_path, state))
+    note = load_partial_weights(module, written(tmp_path, state))
     held = module.state_dict()
     places = {n.replace("_", "."): n for n in held}
     of_encoder = 0
@@ -299,9 +302,9 @@ def test_networks_of_a_library_in_wrappers(tmp_path: Path) -> None:
     state = drawn(smp.Unet("resnet18", encoder_weights=None).state_dict())
     content = {"state_dict": {f"module.model.{name}": tensor for name, tensor in state.items()}}
     module = smp.Unet("resnet18", encoder_weights=None)
-    fill_in(module, written(tmp_path, content, "last.ckpt"))
+    load_partial_weights(module, written(tmp_path, content, "last.ckpt"))
     assert are_in(module, "", state)
     other = smp.FPN("resnet18", encoder_weights=None)
     encoder = {n: tensor for n, tensor in state.items() if n.startswith("encoder.")}
-    fill_in(other, written(tmp_path, encoder))
+    load_partial_weights(other, written(tmp_path, encoder))
     assert are_in(other, "", encoder)

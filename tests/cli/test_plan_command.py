@@ -276,7 +276,7 @@ def test_a_plan_of_a_module(capsys: Capture, tmp_path: Path) -> None:
     (part,) = partition_bytes(layer_bytes(layers, *read), (len(layers),), 1, "never")
     answer = json.loads(path.read_text())["answer"]
     assert answer["device_bytes"] == part.total
-    again = printed(capsys, "--again", str(path), "--nodes", "2", "--json")
+    again = printed(capsys, "--replan", str(path), "--nodes", "2", "--json")
     assert json.loads(again)["answer"]["device_bytes"] == part.total
     assert json.loads(again)["run"]["tiles"] == {"rows": 4, "columns": 3}
 
@@ -295,4 +295,4 @@ def test_what_is_of_unets_alone_is_refused(capsys: Capture) -> None:
     assert "the network is a module" in refusal(capsys, 1, *OWN, *fixed, "--halo", "epsilon")
     said = refusal(capsys, 1, *OWN, *fixed, "--plot", "memory.png")
     assert "the bytes of levels are those of a U-Net (network: Residual" in said
-    assert "only --nodes, -o and --json" in refusal(capsys, 2, *OWN, "--again", "plan.json")
+    assert "only --nodes, -o and --json" in refusal(capsys, 2, *OWN, "--replan", "plan.json")

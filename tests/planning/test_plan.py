@@ -12,7 +12,7 @@ from tilenet.cli.plan import main
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.plan import Plan, Question, read_plan, write_plan
-from tilenet.planning.replan import question_again
+from tilenet.planning.replan import replan
 from tilenet.planning.search import Search
 from tilenet.training.config.read import read_run_file
 
@@ -150,7 +150,7 @@ KEPT = ("tiles", "halo", "halo_mode", "partitions", "balance", "batch_size", "pr
 
 def again(plan: Plan, folder: Path, nodes: int) -> Plan:
     write_plan(plan, folder / "plan.json")
-    return Search(question_again(folder / "plan.json", nodes)).best(1)[0]
+    return Search(replan(folder / "plan.json", nodes)).best(1)[0]
 
 
 @pytest.mark.usefixtures("fewer_layouts")
@@ -209,7 +209,7 @@ def plan_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 def test_the_command_makes_it(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = plan_file.with_name("other.json")
-    assert main(["--again", str(plan_file), "--nodes", "3", "-o", str(other)]) == 0
+    assert main(["--replan", str(plan_file), "--nodes", "3", "-o", str(other)]) == 0
     assert "150 × 110 × 4 px on 3 × 4 NVIDIA A100" in capsys.readouterr().out
     before, after = (json.loads(path.read_text()) for path in (plan_file, other))
     assert before["run"]["mesh"] != after["run"]["mesh"]
@@ -220,9 +220,9 @@ def test_the_command_makes_it(plan_file: Path, capsys: pytest.CaptureFixture[str
 def test_the_command_refuses_what_the_plan_says(
     plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--again", str(plan_file), "--nodes", "3", "--grid=2x2"]) == 2
+    assert main(["--replan", str(plan_file), "--nodes", "3", "--grid=2x2"]) == 2
     assert "not --grid" in capsys.readouterr().err
-    assert main(["--again", str(plan_file), "--nodes", "0"]) == 1
+    assert main(["--replan", str(plan_file), "--nodes", "0"]) == 1
     assert "nodes must be at least 1" in capsys.readouterr().err
 
 
@@ -250,4 +250,4 @@ def test_a_plan_without_its_question_is_refused(
     entry[part][key] = value
     plan_file.write_text(json.dumps(entry))
     with pytest.raises(TilenetError):
-        question_again(plan_file, 2)
+        replan(plan_file, 2)

@@ -19,7 +19,7 @@ from tilenet.planning.explain import answer, explain
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.plan import OwnNetwork, Plan, Question, read_plan, write_plan
-from tilenet.planning.replan import question_again
+from tilenet.planning.replan import replan
 from tilenet.planning.search import Search
 from tilenet.training.config.read import read_run_file
 from tilenet.training.setup.architecture import Architecture
@@ -139,7 +139,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
     planned = read_plan(path)
     assert planned.options == own(name)
     assert planned.keys == plan.run_keys()
-    found = Search(question_again(path, 1)).best(1)[0]
+    found = Search(replan(path, 1)).best(1)[0]
     assert found.run_keys() == plan.run_keys()
     assert found.device_bytes == plan.device_bytes
 

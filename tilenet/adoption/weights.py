@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tilenet.errors import TilenetError, one_line
 
-__all__ = ["fill_in"]
+__all__ = ["load_partial_weights"]
 
 MOST_NAMED = 3  # names that a sentence holds
 HOLDERS = ("state_dict", "model_state_dict", "model", "net", "network", "weights")
@@ -41,7 +41,7 @@ class Fit:
         return f"{'.'.join(self.source) or 'the file'} as {'.'.join(self.target) or 'the network'}"
 
 
-def fill_in(module: nn.Module, path: Path) -> str:
+def load_partial_weights(module: nn.Module, path: Path) -> str:
     """Fill in weights of a file, of the whole module or of one part of it, such as its encoder.
 
     Returns:

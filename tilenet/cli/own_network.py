@@ -11,7 +11,7 @@ from torch import nn
 
 from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.adoption.source import build_module, check_name
-from tilenet.adoption.weights import fill_in
+from tilenet.adoption.weights import load_partial_weights
 from tilenet.errors import TilenetError, UsageError
 
 __all__ = ["WHOLE_IMAGE", "add_code", "adopt_named", "facts_of", "module_named"]
@@ -62,7 +62,7 @@ def module_named(network: str, options: list[str] | None, weights: str | None) -
         raise UsageError(str(error)) from error
     module = build_module(network, values)
     if weights is not None:
-        print(f"tilenet: {fill_in(module, Path(weights))}", file=sys.stderr)
+        print(f"tilenet: {load_partial_weights(module, Path(weights))}", file=sys.stderr)
     return module
 
 

@@ -27,7 +27,7 @@ from tilenet.planning.machines.read import known_machines, machine
 from tilenet.planning.memory.paper import level_bytes
 from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.planning.plan import MODES, OwnNetwork, Plan, Question, write_plan
-from tilenet.planning.replan import question_again
+from tilenet.planning.replan import replan
 from tilenet.planning.time.profile import read_profile
 from tilenet.planning.time.roofline import ITEM_BYTES
 from tilenet.report.plan_charts import plot_level_bytes, plot_timeline
@@ -76,9 +76,9 @@ def _plot(plan: Plan, path: Path) -> None:
 
 
 def _question(options: Namespace, arguments: Sequence[str]) -> Question:
-    if options.again is not None:
+    if options.replan is not None:
         _check_alone(arguments)
-        return question_again(Path(options.again), options.nodes)
+        return replan(Path(options.replan), options.nodes)
     own = check_own_network(options)
     image, tiles = image_of(options)
     if image is None:
@@ -116,8 +116,8 @@ def _check_alone(arguments: Sequence[str]) -> None:
     """Refuse what the plan that is made again already says."""
     for word in arguments:
         name = word.partition("=")[0]
-        if name.startswith("--") and name not in ("--again", "--nodes", "--out", "--json"):
-            raise UsageError(f"with --again only --nodes, -o and --json may be given, not {name}")
+        if name.startswith("--") and name not in ("--replan", "--nodes", "--out", "--json"):
+            raise UsageError(f"with --replan only --nodes, -o and --json may be given, not {name}")
 
 
 def _positive(name: str, value: float) -> Any:
@@ -171,7 +171,7 @@ def _parser() -> Arguments:
         help="tensors that wait on the host: none, what must, what can",
     )
     parser.add_argument(
-        "--again",
+        "--replan",
         metavar="PLAN",
         help="that plan for another number of --nodes: the same tiles, other ranks",
     )

@@ -19,8 +19,9 @@ from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.polygons import VectorLabels
 from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.vector_keys import is_whole, quoted, text_of
+from tilenet.data.rasters.bands import BandNames
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.rasters.stack import BandNames, stacked_paths
+from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.data.thumbnail import LabelFile, thumbnail
 from tilenet.errors import TilenetError, UsageError, one_line, printable
 from tilenet.geometry.windows import checked_window

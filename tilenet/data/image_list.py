@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tilenet.data.rasters.remedies import VECTOR_INFO
-from tilenet.data.rasters.stack import stacked_paths
+from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
 
 __all__ = ["ImageList", "listed", "read_image_list"]

@@ -19,10 +19,10 @@ from tilenet.data.labels.facts import label_facts
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.rasters.bands import BandNames
 from tilenet.data.rasters.bounds import crs_name
 from tilenet.data.rasters.raster import GDAL_ERRORS, Nodata, Raster
 from tilenet.data.rasters.remedies import tiled_copy
-from tilenet.data.rasters.stack import BandNames
 from tilenet.data.survey import survey
 from tilenet.data.survey_record import Survey
 from tilenet.errors import TilenetError
@@ -135,7 +135,7 @@ def header_of(raster: Raster) -> dict[str, Any]:
         "crs": crs_name(raster.crs) if raster.crs else None,
         "unit": _unit(raster.crs),
         "pixel": (hypot(t.a, t.d), hypot(t.b, t.e)),
-        "lacks": raster.ground.lacks,
+        "lacks": raster.georeferencing.missing,
         "data": _data(raster),
         "block": (rows, cols),
         "times": times,
@@ -217,8 +217,8 @@ def _header_notes(raster: Raster, header: dict[str, Any]) -> list[str]:
             f"a window of 1024 px decodes up to {header['times']:.1f} times its pixels from blocks "
             f"of {rows} × {cols} px; tile the file: {tiled_copy(name)}"
         )
-    if raster.ground.lacks:
-        notes.append(f"the image has {raster.ground.lacks}: {raster.ground.remedy}")
+    if missing := raster.georeferencing.missing:
+        notes.append(f"the image has {missing}: {raster.georeferencing.remedy}")
     height, width = header["read_size"]
     num_bands = sum(band["read"] for band in header["bands"])
     notes.append(

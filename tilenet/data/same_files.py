@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.location import file_name, real_path
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.rasters.stack import stacked_paths
+from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.parallel.ranks.comm import agreed
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.rasters.bands import BandNames
 from tilenet.data.rasters.raster import Nodata, Pixels, Raster
-from tilenet.data.rasters.stack import BandNames
 from tilenet.geometry.windows import Window
 
 __all__ = ["LabelFile", "Thumbnail", "thumbnail"]

@@ -21,7 +21,7 @@ from tilenet.parallel.ranks.meeting import Meeting
 from tilenet.parallel.ranks.tf32 import tf32_if_asked
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.running_statistics import RunningStatistics
-from tilenet.training.images.work import ReadTile
+from tilenet.training.images.tile_task import ReadTile
 from tilenet.training.tile_sums import tile_sums
 
 if TYPE_CHECKING:

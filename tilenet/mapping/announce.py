@@ -64,5 +64,5 @@ def announce_map(plan: MapPlan, source: MapSource, turns: int) -> None:
     for note in resampling_notes(image.stack.resampled):
         say(note)
     _announce_part(plan, source.window, image)
-    if image.ground.lacks:
-        say(f"the image has {image.ground.lacks}, and so has the map: {image.ground.remedy}")
+    if missing := image.georeferencing.missing:
+        say(f"the image has {missing}, and so has the map: {image.georeferencing.remedy}")

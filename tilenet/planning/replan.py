@@ -16,7 +16,7 @@ from tilenet.planning.machines.values import PRECISIONS
 from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.planning.plan import MODES, Question, read_plan
 
-__all__ = ["question_again"]
+__all__ = ["replan"]
 
 # Values that a plan's question can have
 CHOICES = {
@@ -28,7 +28,7 @@ CHOICES = {
 }
 
 
-def question_again(path: Path, nodes: int) -> Question:
+def replan(path: Path, nodes: int) -> Question:
     """The question whose answer is the plan in `path`, for another number of nodes.
 
     All that the plan chose is fixed; only the ranks are laid out again. Where each

@@ -20,7 +20,7 @@ from tilenet.training.folder.files import REPORT
 __all__ = ["page", "try_report", "write_report"]
 
 # What numbers, lists and texts raise in the place of others.
-NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def write_report(
@@ -83,7 +83,7 @@ def _section(make: Callable[[], Section]) -> Section:
     """A part of the page; a sentence where files of the run hold what no run writes."""
     try:
         return make()
-    except NONSENSE as error:
+    except UNREADABLE as error:
         why = f"{type(error).__name__}: {error}"
         return {
             "notes": [f"This cannot be shown: a file of the run holds what no run writes ({why})."]

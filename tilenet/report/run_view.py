@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tilenet.data.rasters.location import is_remote
-from tilenet.data.rasters.stack import stacked_paths
+from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError, UsageError
 from tilenet.parallel.health.rank_times import TIMINGS
 from tilenet.storage.checkpoints import find_checkpoint, load_json

@@ -28,7 +28,7 @@ from tilenet.parallel.sums.running_statistics import RunningStatistics
 from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.micro_batches import mini_batch_sizes
 from tilenet.storage.checkpoints import kept_checkpoint
-from tilenet.training.images.work import ReadTile
+from tilenet.training.images.tile_task import ReadTile
 from tilenet.training.network import RunNetwork
 from tilenet.training.tile_sums import add_in_flow, on_device, tile_sums
 from tilenet.training.update import Update

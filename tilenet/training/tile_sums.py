@@ -14,7 +14,7 @@ from tilenet.model.upload import upload
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.flow import MicroBatch
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.training.images.work import ReadTile
+from tilenet.training.images.tile_task import ReadTile
 from tilenet.training.swept import AnyPipe
 
 __all__ = ["add_in_flow", "on_device", "tile_sums"]

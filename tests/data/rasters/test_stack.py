@@ -10,7 +10,7 @@ from affine import Affine
 from rasterio.enums import ColorInterp
 
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.rasters.stack import stacked_paths
+from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 from tilenet.mapping.writing.target import check_target

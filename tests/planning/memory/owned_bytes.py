@@ -19,6 +19,9 @@ ScratchRule = Callable[[Any, Any, dict[str, Any]], int]
 class OwnedBytes(LiveBytes):  # type: ignore[no-untyped-call]
     """Live bytes, each storage of which is charged to a number.
 
+    Autograd adds up gradients in place where nothing else holds the first one, but not where a mode
+    looks on; here it does so all the same.
+
     `owner_rule` says from an operation and its tensors to whom its new storages are charged, else
     it is `owner`; `scratch`, how many bytes it takes inside, which count for the peaks only.
     """
@@ -57,6 +60,8 @@ class OwnedBytes(LiveBytes):  # type: ignore[no-untyped-call]
             tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
             owner = self.owner_rule(func, tensors)
         self._charged = owner
+        if func is torch.ops.aten.add.Tensor and _is_added_in_place(*args):
+            func = torch.ops.aten.add_.Tensor
         made = super().__torch_dispatch__(func, types, args, kwargs)
         if self._scratch is not None:
             inside = self._scratch(func, args, kwargs or {})
@@ -76,3 +81,12 @@ class OwnedBytes(LiveBytes):  # type: ignore[no-untyped-call]
 
     def _remove_of(self, size: int, owner: int) -> None:
         self.current_of[owner] -= size
+
+
+def _is_added_in_place(first: Tensor, second: Any) -> bool:
+    """Whether autograd is adding to a gradient that it alone holds, next to Python's storage."""
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+        return False
+    alike = isinstance(second, Tensor) and second.shape == first.shape
+    holders = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
+    return alike and holders == 2

@@ -112,7 +112,7 @@ def test_the_formula_holds_what_a_step_needs(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_stash_adds_up_two_gradients() -> None:
-    # A partition of stash and pooling only: the skip's gradient, the pooling's, and their sum.
+    # A partition of stash and pooling only: the pooling's gradient is added to the skip's.
     layers = unet_layers(UNetOptions(poolings=1, base=4, convolutions=1, classes=2))
     place = next(i for i, layer in enumerate(layers) if isinstance(layer, Stash))
     balance = [place, 2, len(layers) - place - 2]
@@ -165,6 +165,40 @@ def test_gradients_of_weights_wait_for_other_micro_batches(mode: Mode, many: int
     (part,) = partition_bytes(costs, balance, many, mode, "sgd")
     assert abs(part.total - needed) <= 64
     assert part.gradients > 0.2 * needed, "weights matter"
+
+
+HEAVY = unet_layers(UNetOptions(poolings=3, base=32, bands=3, classes=3))
+LIGHT = unet_layers(UNetOptions(poolings=3, base=4, bands=3, classes=3))
+
+
+@pytest.mark.parametrize("layers", [HEAVY, LIGHT], ids=["heavy", "light"])
+@pytest.mark.parametrize("partitions", [2, 3, 4])
+@pytest.mark.parametrize("many", [2, 3, 4])
+def test_partitions_hold_what_is_predicted_for_several_micro_batches(
+    layers: tuple[Layer, ...], partitions: int, many: int
+) -> None:
+    """Gradients of skips wait where the partitions behind run ahead, which one thread does not."""
+    size = len(layers) // partitions
+    balance = [size] * (partitions - 1) + [len(layers) - size * (partitions - 1)]
+    parts = partition_bytes(layer_bytes(layers, 48, 48), balance, many, "never", "sgd")
+    found = dry_run(layers, (48, 48), balance, many, "never", optimizer="sgd").partitions
+    for part, needed in zip(parts, found, strict=True):
+        assert needed - 64 <= part.total
+        assert part.total - part.skip_gradients <= 1.02 * needed
+
+
+@pytest.mark.parametrize("one_device", [False, True])
+@pytest.mark.parametrize(("partitions", "many"), [(1, 2), (1, 4), (2, 3), (3, 2), (3, 4)])
+def test_gradients_that_wait_are_in_the_allocators_peak(
+    partitions: int, many: int, one_device: bool
+) -> None:
+    """To the byte, so that the counts of each partition are those of a plain step."""
+    size = len(HEAVY) // partitions
+    balance = [size] * (partitions - 1) + [len(HEAVY) - size * (partitions - 1)]
+    step: Any = (HEAVY, (48, 48), balance, many, "never", "float32", "sgd")
+    counted = dry_run(*step, one_device=one_device, scratch=SCRATCH).total
+    peak = allocated_peak(lambda: measured_run(*step, one_device=one_device, count=False), CPU)
+    assert abs(counted - peak) <= 64
 
 
 @pytest.mark.parametrize("name", ZOO)

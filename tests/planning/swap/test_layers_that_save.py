@@ -135,7 +135,7 @@ def drop_gradient(image: Tensor) -> None:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_a_predicted_peak_is_that_of_a_step_or_a_little_more(seed: int) -> None:
+def test_a_predicted_peak_is_that_of_a_step(seed: int) -> None:
     draw = random.Random(seed)
     layers, many = random_network(draw), draw.randint(1, 3)
     size, min_bytes = (draw.randint(48, 90), draw.randint(48, 90)), draw.choice([1, 4000])
@@ -148,6 +148,6 @@ def test_a_predicted_peak_is_that_of_a_step_or_a_little_more(seed: int) -> None:
         # Autocast holds its copies of weights and images until forward ends, whatever swaps.
         copies = (sum(cost.parameters for cost in costs) + costs[0].input) // 2
         copies *= precision == "bfloat16"
-        # Gradients that wait may matter where the rest of a peak is predicted a little too high.
-        waiting = sum(cost.parameters for cost in costs) if many > 1 else 0
-        assert needed - copies <= predicted <= 1.02 * needed + waiting
+        assert needed - copies <= predicted <= 1.02 * needed
+        if not copies:
+            assert predicted - needed <= 8 * many  # the losses

@@ -30,10 +30,10 @@ def crs_of_layer(
             contradict each other.
     """
     own = _own_crs(info)
-    if image.ground.lacks:
+    if image.georeferencing.missing:
         raise TilenetError(
             f"an image with vector labels needs a CRS and a transform ({image.path}: "
-            f"{image.ground.lacks}); {image.ground.remedy}"
+            f"{image.georeferencing.missing}); {image.georeferencing.remedy}"
         )
     degrees = Bounds(-180.0, -90.0, 180.0, 90.0).wider(0.01)
     # GeoJSON without one is in degrees (RFC 7946); many files are not.

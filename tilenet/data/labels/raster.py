@@ -126,7 +126,7 @@ class Labels(LabelSource):
                 "labels without a CRS, or of an image without, must have the image's size "
                 f"({self.path}: {_shape(labels.size)}, {image.path}: {_shape(image.file_size)}, "
                 "rows × columns); put them on the image's grid, or "
-                + (image.ground.remedy if image.ground.lacks else crs)
+                + (image.georeferencing.remedy if image.georeferencing.missing else crs)
             )
         if labels.crs != image.crs:
             return None
@@ -153,15 +153,15 @@ def _check_ground(labels: Raster, image: Raster) -> None:
     """
     ratio = labels.file_size[1] / image.file_size[1]  # uncut, as points are
     scale = round(ratio) if ratio > 1 else 1 / round(1 / ratio)
-    same = image.ground.same_points(labels.ground, scale)
+    same = image.georeferencing.same_points(labels.georeferencing, scale)
     for raster, other in ((image, labels), (labels, image)):
-        ours, theirs = raster.ground, other.ground
+        ours, theirs = raster.georeferencing, other.georeferencing
         apart = bool(ours.points and theirs.points) and not same
-        if ours.lacks and (apart or (theirs.placed and other.crs is not None)):
+        if ours.missing and (apart or (theirs.placed and other.crs is not None)):
             raise TilenetError(
                 "labels and image must lie on one pixel grid, or both on the ground ("
-                f"{raster.path}: {ours.lacks}, {other.path}: "
-                f"{theirs.lacks or crs_name(other.crs)}); {ours.remedy}"
+                f"{raster.path}: {ours.missing}, {other.path}: "
+                f"{theirs.missing or crs_name(other.crs)}); {ours.remedy}"
             )
 
 

@@ -14,12 +14,13 @@ import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 
+from tilenet.data.rasters.bands import BandNames, band_numbers
 from tilenet.data.rasters.collar import Collar, Runs, collar_strips, strip_runs
-from tilenet.data.rasters.ground import Ground
+from tilenet.data.rasters.georeferencing import Georeferencing
 from tilenet.data.rasters.handles import READING
 from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster
 from tilenet.data.rasters.resample import block_mean, factor_of
-from tilenet.data.rasters.stack import BandNames, FileStack, band_numbers
+from tilenet.data.rasters.stack import FileStack
 from tilenet.errors import TilenetError
 from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Part, Window, reflected
@@ -118,11 +119,11 @@ class Raster:
         Raises:
             TilenetError: The part has no pixels, or coordinates, which the image lacks.
         """
-        if part.bbox is not None and self.ground.lacks:
+        if part.bbox is not None and self.georeferencing.missing:
             raise TilenetError(
                 f"a bbox is in the coordinates of an image that has a place ({self.path}: "
-                f"{self.ground.lacks}); name the part by its pixels (window), or "
-                f"{self.ground.remedy}"
+                f"{self.georeferencing.missing}); name the part by its pixels (window), or "
+                f"{self.georeferencing.remedy}"
             )
         return part.of(tuple(self.transform), self.size, self.path)
 
@@ -153,9 +154,9 @@ class Raster:
         return self._files.dataset
 
     @property
-    def ground(self) -> Ground:
+    def georeferencing(self) -> Georeferencing:
         """Georeferencing of the file, whether or not pixels are placed by it."""
-        return self._files.ground
+        return self._files.georeferencing
 
     @property
     def stack(self) -> FileStack:

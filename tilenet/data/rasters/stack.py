@@ -4,16 +4,12 @@ The plus is what YAML and shells leave alone: `images: [a.tif, b.tif]` are two i
 `images: [a_R.tif+a_G.tif, b_R.tif+b_G.tif]` are two as well. A virtual raster of GDAL could hold
 the bands, but its mask says that a pixel counts where *any* band has data; in a stack each file
 has its own say.
-
-Bands are meant by their numbers, or by the names that a file gives them.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import product
 from pathlib import PurePath
 from typing import Any
@@ -24,9 +20,10 @@ from numpy.typing import NDArray
 from rasterio.enums import ColorInterp, MaskFlags
 from rasterio.windows import Window as FileWindow
 
-from tilenet.data.rasters.ground import ground_of
+from tilenet.data.rasters.bands import Band
+from tilenet.data.rasters.georeferencing import georeferencing_of
 from tilenet.data.rasters.handles import Handles, Viewed
-from tilenet.data.rasters.location import file_name, is_remote, remedy_when_read
+from tilenet.data.rasters.location import file_name, remedy_when_read
 from tilenet.data.rasters.onto_grid import BLOCK_PX, OntoGrid
 from tilenet.data.rasters.opening import (
     GDAL_ERRORS,
@@ -37,87 +34,11 @@ from tilenet.data.rasters.opening import (
     reason,
 )
 from tilenet.data.rasters.rereading import read_from
+from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 
-__all__ = [
-    "Band",
-    "BandNames",
-    "FileStack",
-    "band_numbers",
-    "same_grid",
-    "stacked_paths",
-]
-
-# Bands as a user names them: numbers from 1, names, or both.
-BandNames = Sequence[int | str]
-
-
-@dataclass(frozen=True)
-class Band:
-    """The names of a band; each may be empty.
-
-    Attributes:
-        description: Description in the file, such as `B08` or `red`.
-        colour: Colour that GDAL gives it, such as `red`, `nir`.
-        parts: Name of the file without ending, and the parts of that name, in a stack of files.
-    """
-
-    description: str
-    colour: str
-    parts: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The name to show."""
-        return self.description or self.colour or next(iter(self.parts), "")
-
-    def is_called(self, name: str) -> tuple[bool, bool, bool]:
-        """Whether description, colour or a part of the file's name is `name`, in any case."""
-        folded = name.strip().casefold()
-        parts = tuple(part.casefold() for part in self.parts)
-        return (
-            self.description.casefold() == folded != "",
-            self.colour.casefold() == folded != "",
-            folded in parts,
-        )
-
-
-def band_numbers(names: BandNames, bands: Sequence[Band], path: str) -> tuple[int, ...]:
-    """Numbers, from 1, of the bands that are asked for; numbers are handed on unchecked.
-
-    A description comes before a colour, and that before a part of a file's name: who described the
-    bands knew best.
-
-    Raises:
-        TilenetError: A name is that of no band, or of several.
-    """
-    return tuple(_number(name, bands, path) if isinstance(name, str) else name for name in names)
-
-
-def _number(name: str, bands: Sequence[Band], path: str) -> int:
-    called = [band.is_called(name) for band in bands]
-    for kind in range(3):
-        numbers = [number for number, kinds in enumerate(called, start=1) if kinds[kind]]
-        if len(numbers) > 1:
-            raise TilenetError(
-                f"a band's name must be that of one band (bands: {name}, {path}: bands {numbers} "
-                "are called so); give its number"
-            )
-        if numbers:
-            return numbers[0]
-    names = [n for band in bands for n in (band.description, band.colour, *band.parts) if n]
-    if not names:
-        raise TilenetError(
-            f"bands may be named where the file names them (bands: {name}, {path} has "
-            f"{len(bands)} without names); give numbers"
-        )
-    near = difflib.get_close_matches(name.casefold(), [n.casefold() for n in names], 1, cutoff=0)
-    listing = ", ".join(f"{n} {band.name or '(no name)'}" for n, band in enumerate(bands, start=1))
-    raise TilenetError(
-        f"a band must be one that the file has (bands: {name}, {path} has {listing}; nearest: "
-        f"{near[0]}); use one of these names or numbers"
-    )
+__all__ = ["FileStack", "same_grid"]
 
 
 def same_grid(first: Affine, second: Affine, height: int, width: int) -> bool:
@@ -132,9 +53,6 @@ def same_grid(first: Affine, second: Affine, height: int, width: int) -> bool:
     return True
 
 
-MOST_PLUS_SIGNS = 8  # in the name of one file
-
-
 class FileStack:
     """One file, or several, open as `Handles` has it; their bands are counted through from 1.
 
@@ -146,7 +64,7 @@ class FileStack:
     Attributes:
         height, width: Size in pixels of the files.
         crs, transform: Those of the first file; no CRS without a transform.
-        ground: Georeferencing of the first file.
+        georeferencing: Georeferencing of the first file.
         dtypes: One per band.
         bands: Names of each band.
         alpha: Numbers of the bands that are masks of other bands.
@@ -178,9 +96,9 @@ class FileStack:
             check_header(dataset)
         self.height, self.width = int(first.height), int(first.width)
         self._first = 0, 0  # row and column in the files where what is seen of them begins
-        self.ground = ground_of(first)
-        self.crs: Any = self.ground.crs if self.ground.placed else None
-        self.transform: Any = self.ground.transform
+        self.georeferencing = georeferencing_of(first)
+        self.crs: Any = self.georeferencing.crs if self.georeferencing.placed else None
+        self.transform: Any = self.georeferencing.transform
         # The file's number, and the band's there, of each band.
         self._places = [(n, b) for n, d in enumerate(datasets) for b in range(1, d.count + 1)]
         self.files = tuple(str(path) for dataset in datasets for path in dataset.files)
@@ -359,42 +277,13 @@ class FileStack:
                 other.shape == first.shape
                 and other.crs == first.crs
                 and same_grid(first.transform, other.transform, *first.shape)
-                and ground_of(other).same_points(self.ground)
+                and georeferencing_of(other).same_points(self.georeferencing)
             ):
                 yield number
 
     def _on_grid(self, file: int) -> OntoGrid:
         """A file that is resampled."""
         return self.view(file, lambda files: OntoGrid(files[file], files[0], self._nodata))
-
-
-def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
-    """The files of `R.tif+G.tif`; names that hold a plus sign themselves are found where they lie.
-
-    Where a part is no file, it is joined to the parts after it as long as that gives none either.
-    An address goes on up to the next address or file here.
-
-    Args:
-        folder: Folder of names that are not absolute.
-    """
-    if "+" not in path:  # thousands of images are not looked for
-        return (path,)
-    parts, paths = path.split("+"), list[str]()
-    while parts:
-        most = min(len(parts), MOST_PLUS_SIGNS + 1)
-        tries = ("+".join(parts[:count]) for count in range(1, most + 1))
-        name = next((n for n in tries if os.path.isfile(os.path.join(folder, n))), parts[0])
-        if paths and is_remote(paths[-1]) and not _begins(name, folder):
-            paths[-1] += f"+{name}"
-        else:
-            paths.append(name)
-        del parts[: name.count("+") + 1]
-    return tuple(paths)
-
-
-def _begins(name: str, folder: str) -> bool:
-    """Whether what follows an address is another file: one here, or a longer name of GDAL."""
-    return ":" in name or "/vsi" in name or os.path.exists(os.path.join(folder, name))
 
 
 def _open_all(path: str, alone: bool, placed: bool) -> list[Any]:

@@ -120,10 +120,10 @@ def _choose_classes(
             its pixels lie, or has no square metres.
     """
     check_class_map(mapped)
-    if mapped.ground.lacks:
+    if mapped.georeferencing.missing:
         raise TilenetError(
             f"polygons lie where the map's pixels do, by its transform ({job.map}: "
-            f"{mapped.ground.lacks}); {mapped.ground.remedy}"
+            f"{mapped.georeferencing.missing}); {mapped.georeferencing.remedy}"
         )
     if not np.can_cast(mapped.dtype, np.int32):
         raise TilenetError(

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from tilenet.data.rasters.stack import stacked_paths
+from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.mapping.writing.class_colours import class_colours
 from tilenet.storage.atomic import check_name, put

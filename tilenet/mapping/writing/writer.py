@@ -82,7 +82,7 @@ class MapWriter:
         size = self.window.height, self.window.width
         self._cog, no_windows = str(aside / "map.tif"), np.empty((0, 4), np.int64)
         self._pieces = Pieces(aside, kind.bands, *size, kind.dtype, kind.nodata, no_windows)
-        self._ground, self._factor = like.ground, like.factor
+        self._georeferencing, self._factor = like.georeferencing, like.factor
         t, row, col = like.transform, self.window.row, self.window.col
         self._profile = {
             "driver": "GTiff",
@@ -91,7 +91,7 @@ class MapWriter:
             "count": kind.bands,
             "dtype": kind.dtype,
             "nodata": kind.nodata,
-            **like.ground.profile(
+            **like.georeferencing.profile(
                 Affine(t.a, t.b, t.a * col + t.b * row + t.c, t.d, t.e, t.d * col + t.e * row + t.f)
             ),
             "tiled": True,
@@ -170,7 +170,7 @@ class MapWriter:
 
     def _describe(self, dataset: Any) -> None:
         kind = self.kind
-        self._ground.carry(dataset, self.window, self._factor)
+        self._georeferencing.copy_to(dataset, self.window, self._factor)
         if kind.note is not None:
             dataset.update_tags(TILENET_NOTE=kind.note)
         if kind.scale != 1:

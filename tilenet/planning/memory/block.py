@@ -43,7 +43,7 @@ def blocks_from(
     stored = stored and again
     # A tuple is what a planner asks about again and again, with other numbers of micro-batches.
     walk_blocks = _cached_walk_blocks if isinstance(costs, tuple) else _walk_blocks
-    block = walk_blocks(_Same(costs), start, start > 0 or micro_batches > 1, again)
+    block = walk_blocks(_Same(costs), start, start > 0 or micro_batches > 1, again, apart)
     before, stops = block.before, block.stops
     num_inputs = np.where((block.input_from < stops) | again | (start == 0), micro_batches, 1)
     if stored and start > 0:  # images wait where they are
@@ -67,7 +67,9 @@ def _all_kept(block: "_Blocks", micro_batches: int, apart: bool) -> NDArray[np.i
     if apart or micro_batches == 1:
         return (micro_batches - 1) * kept + block.peak
     first = (micro_batches - 1) * kept + block.peak_of_first
-    activations: NDArray[np.int64] = np.maximum(first, block.peak_of_last)
+    # Gradients of skips may leave only once the next micro-batch's gradient has come.
+    behind = (micro_batches - 1) * kept + block.weights + block.between
+    activations: NDArray[np.int64] = np.maximum.reduce([first, block.peak_of_last, behind])
     if micro_batches > 2:
         between = (micro_batches - 2) * kept + block.peak + block.weights
         np.maximum(activations, between, out=activations)
@@ -98,6 +100,7 @@ class _Blocks:
         peak: Most bytes of the micro-batch under way.
         peak_of_first: The same for the first that goes back, with gradients that wait from then on.
         peak_of_last: The same for the last one, with those that wait until then.
+        between: Gradients that one micro-batch leaves to other partitions, and the next one's.
         incoming: Maps popped in the block that come from other partitions.
         input_from: First layer that keeps the block's input.
     """
@@ -108,16 +111,18 @@ class _Blocks:
     peak: NDArray[np.int64]
     peak_of_first: NDArray[np.int64]
     peak_of_last: NDArray[np.int64]
+    between: NDArray[np.int64]
     incoming: NDArray[np.int64]
     input_from: int
 
 
-def _walk_blocks(same: _Same, start: int, copied: bool, again: bool) -> _Blocks:
+def _walk_blocks(same: _Same, start: int, copied: bool, again: bool, apart: bool) -> _Blocks:
     """Walk over the blocks from `start` on.
 
     Args:
         copied: Whether the block's input may not be written into.
         again: Whether activations are computed again in backward.
+        apart: As for `blocks_from`.
     """
     costs = same.costs
     walk = Walk.along(costs, start, copied)
@@ -129,7 +134,7 @@ def _walk_blocks(same: _Same, start: int, copied: bool, again: bool) -> _Blocks:
     # the stash is elsewhere: the portal holds them.
     pinned = np.zeros((count, count), np.int64)
     popping = np.zeros((count, count), np.int64)
-    incoming = np.zeros(count, np.int64)
+    incoming, leaving = np.zeros((2, count), np.int64)
     arrived = np.zeros(count, np.int64)
     for skip in find_skips(costs):
         waits = (layers >= skip.stash) & (layers < skip.pop)
@@ -141,9 +146,13 @@ def _walk_blocks(same: _Same, start: int, copied: bool, again: bool) -> _Blocks:
             # This micro-batch's own goes as soon as it is concatenated.
             popping += skip.map_bytes * np.outer(layers <= skip.pop, stops > skip.pop)
             incoming += skip.map_bytes * (stops > skip.pop)
+            leaving += skip.gradient * (stops > skip.pop)
         if skip.stash >= start:
             outer = (stops > skip.stash) & (stops <= skip.pop)
-            pinned += skip.map_bytes * np.outer(layers >= skip.stash, outer)
+            # To the one that comes from elsewhere the stash's other gradient is added, in place
+            # where backward goes on from partition to partition by itself.
+            held = layers >= skip.stash if apart else layers > skip.stash
+            pinned += skip.map_bytes * np.outer(held, outer)
             arrived += skip.map_bytes * outer
     reached = layers[:, None] < stops[None, :]
     forward = (before[:-1] + walk.forward + walk.waiting)[:, None] + popping
@@ -161,7 +170,8 @@ def _walk_blocks(same: _Same, start: int, copied: bool, again: bool) -> _Blocks:
         forward = forward + walk.outputs + arrived
     weights = np.cumsum([cost.parameters for cost in costs[start:]])
     peaks = _peaks(forward, backward, last, inside, weights)
-    return _Blocks(stops, before, weights, *peaks, incoming, walk.input_from)
+    between = leaving + walk.outputs
+    return _Blocks(stops, before, weights, *peaks, between, incoming, walk.input_from)
 
 
 def _peaks(

@@ -203,7 +203,9 @@ def _run(case: Case, module: nn.Module) -> tuple[LayerBytes, torch.dtype, bool]:
         sum(p.numel() * p.element_size() for p in module.parameters()),
         sum(b.numel() * b.element_size() for b in module.buffers()),
     )
-    peaks = _backward_peaks(trace, x_bytes, y_bytes)
+    # A map that this layer keeps neither as input nor as output is counted by who holds it.
+    held_bytes = x_bytes if keeps_input or (in_place and keeps_output) else 0
+    peaks = _backward_peaks(trace, held_bytes, y_bytes)
     ends = _gradients(notes, case.layer.names)
     sizes = x_bytes, y_bytes, elements
     cost = LayerBytes(

@@ -34,6 +34,8 @@ class SavingLayer:
             is 0.
         needs_input: Whether backward needs the input.
         weight_bytes: Bytes of the gradients of its weights.
+        between_bytes: Where it is the last: its gradient, and the gradients of skips of the
+            micro-batch before, which may leave to other partitions only after that has come.
         held: Numbers of the stashes before whose input is held while this layer runs forward: their
             pops come later.
     """
@@ -48,6 +50,7 @@ class SavingLayer:
     input_keeper: int = NO_LAYER
     needs_input: bool = False
     weight_bytes: int = 0
+    between_bytes: int = 0
     held: tuple[int, ...] = ()
 
 
@@ -68,6 +71,7 @@ def saving_layers(
     walk = Walk.along(costs, start, copied=True)
     block, count = [costs[start].first or costs[start], *costs[start + 1 : stop]], stop - start
     pinned, popping, pops = _skips(costs, start, stop)
+    leaving = [s.gradient for s in find_skips(costs) if s.stash < start <= s.pop < stop]
     backward = walk.saved[:count] + walk.backward[:count] + pinned
     backward[-1] += walk.last[count - 1] - walk.backward[count - 1]
     layers = []
@@ -88,6 +92,7 @@ def saving_layers(
                 input_keeper=keeper if keeper < count else NO_LAYER,
                 needs_input=cost.keeps_input or (cost.keeps_output and out_root == root),
                 weight_bytes=cost.parameters,
+                between_bytes=(sum(leaving) + cost.output) * (number == count - 1),
                 held=tuple(n for n, pop in pops.items() if n < number - 1 and number <= pop),
             )
         )
@@ -118,6 +123,6 @@ def _skips(
             else:
                 pops[stash] = pop
         elif start <= skip.stash < stop:
-            pinned[stash:] += skip.map_bytes
+            pinned[stash + 1 :] += skip.map_bytes
             pops[stash] = stop - start
     return pinned, popping, pops

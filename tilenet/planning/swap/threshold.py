@@ -71,6 +71,7 @@ class _Step:
         out: Bytes copied out.
         back: Bytes copied back for its backward.
         weights: Gradients of the weights of the layers up to each.
+        between: Gradients between two micro-batches, see `SavingLayer`.
     """
 
     left: int
@@ -79,6 +80,7 @@ class _Step:
     out: list[int]
     back: list[int]
     weights: list[int]
+    between: int
 
     @classmethod
     def of(cls, layers: Sequence[SavingLayer], k: int) -> "_Step":
@@ -94,7 +96,7 @@ class _Step:
             lost = layer.input_bytes * (layer.input_keeper < min(k, index))
             held = sum(layers[n].input_bytes for n in layer.held if _is_gone(layers, n, index, k))
             forward.append(left + layer.forward_bytes + lost + held)
-            backward.append(left + layer.backward_bytes + lost)
+            backward.append(left + layer.backward_bytes + lost * layer.needs_input)
             left += layer.saved_bytes - out[index]
             if lost and layer.needs_input and index < k:  # it is back for the later of the two
                 back[index] += lost
@@ -102,7 +104,7 @@ class _Step:
             elif layer.needs_input:
                 left += lost
         weights = list(accumulate(layer.weight_bytes for layer in layers))
-        return cls(left, forward, backward, out, back, weights)
+        return cls(left, forward, backward, out, back, weights, layers[-1].between_bytes)
 
     def least_peak(self, micro_batches: int) -> int:
         """Where computing waits for each copy out, and nothing is fetched ahead."""
@@ -122,10 +124,14 @@ class _Step:
             waiting = [self.weights[-1] - size for size in self.weights]
         elif number == 0:
             waiting = self.weights
-        return [
+        peaks = [
             number * self.left + size + wait
             for size, wait in zip(self.backward, waiting, strict=True)
         ]
+        if number < micro_batches - 1:
+            comes = (number + 1) * self.left + self.weights[-1] + self.between
+            peaks[-1] = max(peaks[-1], comes)
+        return peaks
 
 
 def _is_gone(layers: Sequence[SavingLayer], stash: int, index: int, k: int) -> bool:

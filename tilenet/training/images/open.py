@@ -16,7 +16,7 @@ from tilenet.data.rasters.extent import check_units
 from tilenet.data.rasters.handles import MOST_OPEN
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import JOIN
-from tilenet.data.rasters.stack import stacked_paths
+from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.data.same_files import SampleFile, check_apart, check_same_files, sample_files
 from tilenet.errors import TilenetError
 from tilenet.parallel.health.signals import StopRequests

@@ -16,7 +16,7 @@ from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.inputs import standardise
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.images.radiometry import Radiometry
-from tilenet.training.images.work import ReadTile, Work
+from tilenet.training.images.tile_task import ReadTile, TileTask
 
 __all__ = ["TileReader", "narrow", "read_turned"]
 
@@ -48,7 +48,7 @@ class TileReader:
         self.keep_unlabelled = keep_unlabelled
         self.dtype = parameter_dtype(record.precision)
 
-    def read(self, stack: tuple[int, Sequence[Work]]) -> list[ReadTile]:
+    def read(self, stack: tuple[int, Sequence[TileTask]]) -> list[ReadTile]:
         """Pixels and labels of a step's micro-batch; nothing where no own pixel is labelled.
 
         Args:
@@ -60,7 +60,7 @@ class TileReader:
         step, work = stack
         return [part for tile in work if (part := self._read_tile(step, tile)) is not None]
 
-    def _read_tile(self, step: int, work: Work) -> ReadTile | None:
+    def _read_tile(self, step: int, work: TileTask) -> ReadTile | None:
         sample, tile = work.sample, work.tile
         files = self.images[sample.image], self.labels[sample.image]
         pixels, labels = read_turned(*files, tile, sample.region, sample.symmetry)

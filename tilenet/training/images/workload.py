@@ -20,7 +20,7 @@ from tilenet.geometry.windows import Window
 from tilenet.planning.mesh import tiles_of
 from tilenet.planning.micro_batches import stacks
 from tilenet.training.images.tile_reader import TileReader
-from tilenet.training.images.work import ReadTile, Work
+from tilenet.training.images.tile_task import ReadTile, TileTask
 from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.setup.swap import Load
 
@@ -55,7 +55,7 @@ class RankWork:
         """The images or crops that this rank's replica computes; steps count from 0."""
         return self._schedule.samples(step)[self._place.replica :: self._plan.mesh.replicas]
 
-    def micro_batches(self, step: int) -> list[list[Work]]:
+    def micro_batches(self, step: int) -> list[list[TileTask]]:
         """This rank's tiles of a step, without those that hold no labelled pixel."""
         return self._stacks(
             [tile for tile in self._tiles(self.samples(step)) if self._counts(tile)]
@@ -63,7 +63,7 @@ class RankWork:
 
     def reads(
         self, reader: "TileReader", first: int, last: int, ahead: int, *, pin: bool = False
-    ) -> ReadAhead[tuple[int, list[Work]], list["ReadTile"]]:
+    ) -> ReadAhead[tuple[int, list[TileTask]], list["ReadTile"]]:
         """This rank's micro-batches of the steps from `first` to `last`, one after another.
 
         Args:
@@ -72,7 +72,7 @@ class RankWork:
         """
         work = ((step, tiles) for step in range(first, last) for tiles in self.micro_batches(step))
 
-        def read(stack: tuple[int, list[Work]]) -> list[ReadTile]:
+        def read(stack: tuple[int, list[TileTask]]) -> list[ReadTile]:
             tiles_read = reader.read(stack)
             return [tile.pinned for tile in tiles_read] if pin else tiles_read
 
@@ -104,23 +104,23 @@ class RankWork:
             micro_batches=min(max(len(together), 1), self._plan.micro_batches),
         )
 
-    def _tiles(self, samples: Sequence[Sample]) -> list[Work]:
+    def _tiles(self, samples: Sequence[Sample]) -> list[TileTask]:
         mesh = self._plan.mesh
         tilings = [(sample, self._tiling(*sample.size)) for sample in samples]
         return [
-            Work(sample, tiling, number)
+            TileTask(sample, tiling, number)
             for sample, tiling in tilings
             for number in tiles_of(self._place, mesh, tiling.grid)
         ]
 
-    def _stacks(self, work: list[Work]) -> list[list[Work]]:
+    def _stacks(self, work: list[TileTask]) -> list[list[TileTask]]:
         batches = stacks(self._plan.record.layers, work, [tile.sample.number for tile in work])
         each = self._plan.merged
         return [
             list(chain(*batches[start : start + each])) for start in range(0, len(batches), each)
         ]
 
-    def _counts(self, work: Work) -> bool:
+    def _counts(self, work: TileTask) -> bool:
         """Whether a tile may hold labelled pixels, or is needed without."""
         sample = work.sample
         place = work.tile.own, sample.region, sample.symmetry

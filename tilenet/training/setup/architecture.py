@@ -9,7 +9,7 @@ from torch import nn
 from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.adoption.opaque import take_as_it_is
 from tilenet.adoption.source import build_module
-from tilenet.adoption.weights import fill_in
+from tilenet.adoption.weights import load_partial_weights
 from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.layers import Layer
@@ -73,7 +73,7 @@ class Architecture:
         else:
             module = _copy(module)
         if keys.weights is not None:
-            note = fill_in(module, Path(keys.weights))
+            note = load_partial_weights(module, Path(keys.weights))
         if window_px is None:
             adopted = adopt(module, bands, keys.batch_norm or "frozen")
         else:

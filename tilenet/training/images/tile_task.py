@@ -9,11 +9,11 @@ from tilenet.geometry.tiles import Tile, Tiling, owned
 from tilenet.geometry.windows import Window
 from tilenet.model.upload import pinned
 
-__all__ = ["ReadTile", "Work"]
+__all__ = ["ReadTile", "TileTask"]
 
 
 @dataclass(frozen=True)
-class Work:
+class TileTask:
     """A tile to be computed.
 
     Attributes:
@@ -43,7 +43,7 @@ class ReadTile:
             regression float64.
     """
 
-    work: Work
+    work: TileTask
     image: Tensor
     labels: Tensor
 

@@ -17,7 +17,7 @@ from rasterio.crs import CRS
 from tilenet.data.rasters.remedies import ON_THE_GROUND, SET_TRANSFORM
 from tilenet.geometry.windows import Window
 
-__all__ = ["Ground", "ground_of"]
+__all__ = ["Georeferencing", "georeferencing_of"]
 
 SAME_PX = 0.01
 
@@ -25,7 +25,7 @@ Points = tuple[tuple[float, float, float, float, float | None], ...]
 
 
 @dataclass(frozen=True)
-class Ground:
+class Georeferencing:
     """The georeferencing of a raster.
 
     Attributes:
@@ -45,7 +45,7 @@ class Ground:
     rpcs: Any
 
     @property
-    def lacks(self) -> str:
+    def missing(self) -> str:
         """What it has in place of a transform, in words; "": it has one, or no georeferencing."""
         if self.placed:
             return ""
@@ -63,7 +63,7 @@ class Ground:
             else f"give it its transform with {SET_TRANSFORM}"
         )
 
-    def same_points(self, other: "Ground", scale: float = 1.0) -> bool:
+    def same_points(self, other: "Georeferencing", scale: float = 1.0) -> bool:
         """Whether two rasters have the same GCPs, to a hundredth of a pixel.
 
         Args:
@@ -86,9 +86,9 @@ class Ground:
             transform: Transform of that part.
         """
         # A part's own transform, such as two pixels to the right, would pass for a place.
-        return {"crs": self.crs} | ({} if self.lacks else {"transform": transform})
+        return {"crs": self.crs} | ({} if self.missing else {"transform": transform})
 
-    def carry(self, dataset: Any, window: Window, factor: int) -> None:
+    def copy_to(self, dataset: Any, window: Window, factor: int) -> None:
         """Give GCPs and RPCs to a file that shows a part of the raster.
 
         Args:
@@ -113,12 +113,12 @@ class Ground:
             dataset.rpcs = rpcs
 
 
-def ground_of(dataset: Any) -> Ground:
+def georeferencing_of(dataset: Any) -> Georeferencing:
     """Georeferencing of an open file; GCPs and RPCs that are not numbers are left out."""
     points, points_crs = dataset.gcps
     if not all(isfinite(number) for p in points for number in (p.row, p.col, p.x, p.y)):
         points = []
-    return Ground(
+    return Georeferencing(
         placed=dataset.transform != Affine.identity(),
         crs=_once(dataset.crs),
         transform=dataset.transform,

@@ -71,10 +71,10 @@ def test_what_lies_nowhere_is_not_said_to_lie_somewhere(
     with Raster(nowhere("a.tif", kind)) as image:
         assert image.crs is None
         assert header_of(image)["crs"] is None
-        assert image.ground.lacks == (f"{said}, but no transform" if said else "")
+        assert image.georeferencing.missing == (f"{said}, but no transform" if said else "")
         made(str(tmp_path / "map.tif"), image)
     with Raster(str(tmp_path / "map.tif")) as copy:
-        assert copy.ground == image.ground
+        assert copy.georeferencing == image.georeferencing
 
 
 def warp(file: Any, target: np.ndarray, transform: Affine) -> np.ndarray:
@@ -138,7 +138,7 @@ def test_rpcs_stay_beside_a_transform(tmp_path: Path, write_raster: Write) -> No
     with rasterio.open(path, "r+") as file:
         file.rpcs = MODEL
     with Raster(path) as image:
-        assert not image.ground.lacks
+        assert not image.georeferencing.missing
         assert image.crs == "EPSG:32630"
         copy_path = made(str(tmp_path / "map.tif"), image)
     with rasterio.open(copy_path) as copy:
@@ -234,7 +234,7 @@ def test_broken_points_and_rpcs_give_no_traceback(tmp_path: Path, said: str) -> 
         made(str(tmp_path / "map.tif"), image)
     with Raster(str(tmp_path / "map.tif")) as copy:
         assert copy.crs is None
-        assert bool(copy.ground.points) == ("rubbish" in said)
+        assert bool(copy.georeferencing.points) == ("rubbish" in said)
 
 
 def test_rpcs_without_their_errors_are_kept(tmp_path: Path, nowhere: Nowhere) -> None:
