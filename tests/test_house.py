@@ -37,21 +37,6 @@ def test_functions_and_imports_stay_few_and_short() -> None:
     assert (long, many) == ([], [])
 
 
-def test_names_say_what_a_value_is() -> None:
-    words = "found one asked made given kept wanted shown there seen".split()
-    vague = set()
-    for path in (*SOURCES, *(ROOT / "launch").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case (
-                    ast.arg(arg=name)
-                    | ast.Name(id=name, ctx=ast.Store())
-                    | ast.Attribute(attr=name, ctx=ast.Store())
-                ) if name.lstrip("_") in words:
-                    vague.add((str(path.relative_to(ROOT)), name))
-    assert vague == {("tilenet/geometry/layers.py", "kept")}  # which network.json has
-
-
 def test_a_room_reads_like_a_table_of_contents() -> None:
     modules = Counter(path.parent for path in SOURCES if path.name != "__init__.py")
     assert modules
