@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from pairwise import pairs
-from torch import Tensor
+from torch import Tensor, nn
 
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model import gpipe
@@ -21,7 +21,9 @@ from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network, build_network
 from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline import pipe as pipe_module
+from tilenet.parallel.pipeline.partition import Partition
 from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.planning.memory.live import LiveBytes
 
 CPU = torch.device("cpu")
 MODES = ("always", "except_last", "never")
@@ -172,6 +174,24 @@ def test_autocast_reaches_every_thread(mode: str, precision: str, inline: bool) 
         assert torch.equal(output, expected)
     # Gradients of micro-batches are added in another order, and each is rounded to 16 bits.
     check(found, wanted, 4 * torch.finfo(low).eps)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_copies_of_weights_go_with_their_layer(precision: str) -> None:
+    """Autocast's cache would hold them until the partition's end."""
+    live, held = LiveBytes(), []
+
+    class Look(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            held.append(live.current - x.untyped_storage().nbytes())
+            return x
+
+    layers = [nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 3), Look()]
+    partition = Partition(layers, CPU, precision, [])
+    image = torch.randn(2, 3, 9, 11)
+    with torch.no_grad(), live:
+        partition(image)
+    assert held == [0]
 
 
 def test_passes_are_counted_as_hooks_fire() -> None:

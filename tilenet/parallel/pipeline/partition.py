@@ -42,8 +42,10 @@ class Partition(nn.Sequential):
             # of ranks that wait for what failed here, and the error would not be raised.
             raise self.failed[0]
         try:
-            # Here and not around the pipeline: autocast belongs to a thread.
-            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            # Here and not around the pipeline: autocast belongs to a thread. No cache: it would
+            # hold copies of all weights until the end, also of those that are swapped.
+            mixed = self.dtype, self.dtype is not None
+            with torch.autocast(self.device.type, *mixed, cache_enabled=False):
                 y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         except Exception as error:
             self.failed.append(error)
