@@ -40,7 +40,7 @@ def test_functions_and_imports_stay_few_and_short() -> None:
 def test_names_say_what_a_value_is() -> None:
     words = {"found", "one", "asked", "made", "given", "kept", "wanted", "shown", "there", "seen"}
     vague = set()
-    for path in {*SOURCES, *ROOT.glob("launch/*.py")} - set(ROOT.glob("tilenet/planning/memory/*")):
+    for path in (*SOURCES, *ROOT.glob("launch/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
                 case (

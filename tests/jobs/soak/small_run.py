@@ -114,7 +114,7 @@ def wrong(run: Path) -> list[str]:
     said = []
     try:
         going_on = newest_whole(run)
-        said += [f"{one.named.name} is broken: {one.wrong}" for one in going_on.broken]
+        said += [f"{one.path.name} is broken: {one.wrong}" for one in going_on.broken]
     except TilenetError as error:
         said.append(str(error))
     for one in saved_checkpoints(run):

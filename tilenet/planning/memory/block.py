@@ -63,15 +63,15 @@ def blocks_from(
 
 def _all_kept(block: "_Blocks", micro_batches: int, apart: bool) -> NDArray[np.int64]:
     """Most bytes of activations, and of gradients that wait for those of other micro-batches."""
-    kept = block.before[1:]
+    kept_bytes = block.before[1:]
     if apart or micro_batches == 1:
-        return (micro_batches - 1) * kept + block.peak
-    first = (micro_batches - 1) * kept + block.peak_of_first
+        return (micro_batches - 1) * kept_bytes + block.peak
+    first = (micro_batches - 1) * kept_bytes + block.peak_of_first
     # Gradients of skips may leave only once the next micro-batch's gradient has come.
-    behind = (micro_batches - 1) * kept + block.weights + block.between
+    behind = (micro_batches - 1) * kept_bytes + block.weights + block.between
     activations: NDArray[np.int64] = np.maximum.reduce([first, block.peak_of_last, behind])
     if micro_batches > 2:
-        between = (micro_batches - 2) * kept + block.peak + block.weights
+        between = (micro_batches - 2) * kept_bytes + block.peak + block.weights
         np.maximum(activations, between, out=activations)
     return activations
 

@@ -54,10 +54,10 @@ def check_weight_bytes(layers: tuple[Layer, ...]) -> None:
     Raises:
         TilenetError: With both sizes.
     """
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     needed = 4 * sum(layer.num_parameters for layer in layers)
-    if needed > there:
+    if needed > host_bytes:
         raise TilenetError(
             f"a rank holds all weights of the network (weights alone: {needed / 2**30:.1f} GiB, "
-            f"memory: {there / 2**30:.1f} GiB); lower network.base or network.kernel"
+            f"memory: {host_bytes / 2**30:.1f} GiB); lower network.base or network.kernel"
         )

@@ -30,7 +30,7 @@ def swept_bytes(
     most = full = 0
     for strip in sweep(layers, strip_edges(height, strip_rows)):
         held.add(0, *strip.image)
-        held.given = held.maps[0][-1:]  # its caller holds it
+        held.received = held.maps[0][-1:]  # its caller holds it
         for number, rows in enumerate(strip.layers):
             taken = held.taken(number, rows)
             held.give(number, rows)
@@ -67,7 +67,7 @@ class _Held:
         self.whole = [grid.whole for grid in map_grids(self.layers)]
         self.reads = row_readers(self.layers)
         self.maps: list[list[Piece]] = [[] for _ in self.shapes]
-        self.given: list[Piece] = []
+        self.received: list[Piece] = []
         self.done_with = last_readers(self.layers)
 
     def _new(self, number: int, rows: int) -> int:
@@ -81,7 +81,7 @@ class _Held:
             self.maps[number].append(Piece(first, stop - first, self._new(number, stop - first)))
 
     def give(self, number: int, rows: LayerRows) -> None:
-        """A layer gives its rows; a stash those that it was given."""
+        """A layer gives its rows; a stash those that it received."""
         (first, stop), layer = rows.out, self.layers[number]
         inside = [p for p in self.maps[number] if p.first <= first < p.first + p.rows]
         if isinstance(layer, Stash) and inside and stop <= inside[0].first + inside[0].rows:
@@ -112,5 +112,5 @@ class _Held:
     @property
     def cells(self) -> int:
         """Cells of all memory that is held."""
-        pieces = (piece for map_ in (*self.maps, self.given) for piece in map_)
+        pieces = (piece for map_ in (*self.maps, self.received) for piece in map_)
         return sum(self.sizes[storage] for storage in {piece.storage for piece in pieces})

@@ -45,7 +45,7 @@ def partition_peaks(
     for number, own in enumerate(owned):
         alone = costs[own.start].first if number else None  # received rows are not written over
         changed = (*costs[: own.start], alone or costs[own.start], *costs[own.start + 1 :])
-        swept = SweptBackward(layers, height, width, item_bytes, changed, own=own)
+        swept = SweptBackward(layers, (height, width), item_bytes, changed, own=own)
         strips = tuple(sweep(layers, edges, own))
         peaks.append(_Partition(swept, strips, _links(swept, owned, number)).most_bytes())
     return tuple(peaks)

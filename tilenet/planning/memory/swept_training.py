@@ -107,11 +107,10 @@ class SweptBackward:
 
     Args:
         layers: Layers of the sweep.
-        height: Rows of the part.
-        width: Columns of the part.
+        size: Rows and columns of the part.
         item_bytes: Bytes of a value.
         costs: Costs of each layer.
-        there: Whole maps that it takes, which count elsewhere.
+        stored: Whole maps that it takes, which count elsewhere.
         keeps: Whole maps that it keeps, which count elsewhere too.
         own: The layers that it computes, where other partitions compute the rest; None: all.
     """
@@ -119,19 +118,18 @@ class SweptBackward:
     def __init__(
         self,
         layers: tuple[Layer, ...],
-        height: int,
-        width: int,
+        size: tuple[int, int],
         item_bytes: int,
         costs: tuple[LayerBytes, ...],
-        there: Collection[int] = (),
+        stored: Collection[int] = (),
         keeps: Collection[int] = (),
         own: range | None = None,
     ) -> None:
         self.layers, self.costs, self.item_bytes = layers, costs, item_bytes
         self.keeps, self.own = keeps, own or range(len(layers))
-        self.computed, read = maps_before(layers, [len(layers)], there)
+        self.computed, read = maps_before(layers, [len(layers)], stored)
         self.reads_image, self.taken = 0 in read, read - {0}
-        self.shapes = map_shapes(layers, height, width)
+        self.shapes = map_shapes(layers, *size)
         self.whole = [grid.whole for grid in map_grids(layers)]
         self.reads, self.done_with = row_readers(layers), last_readers(layers, own)
         if own is not None:
@@ -417,7 +415,7 @@ class SweptBackward:
                 self._add(node.out, self.make(0))
         for node in reversed(strip.tape):
             self._backpropagate_node(node)
-        self.drop(*(one for _, one in [*gradients, *(of_sent or [])] if one is not None))
+        self.drop(*(piece for _, piece in [*gradients, *(of_sent or [])] if piece is not None))
         self.drop(*(piece.gradient for piece in strip.received if piece.gradient is not None))
         self.drop(*(piece.storage for piece in chain(*strip.state)))
         size = sum(self.size(piece.map_, piece.rows) for piece in strip.leaves)

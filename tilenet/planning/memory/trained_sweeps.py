@@ -41,7 +41,7 @@ def averaged_sweeps(layers: tuple[Layer, ...]) -> tuple[int, ...]:
 def maps_to_keep(
     layers: tuple[Layer, ...], height: int, width: int, most_cells: int = ALL_CELLS
 ) -> dict[int, Collection[int]]:
-    """The maps with which fewest layers are computed in two sweeps, as `Sweeps.kept`.
+    """The maps with which fewest layers are computed in two sweeps, as `Sweeps.kept_maps`.
 
     Args:
         most_cells: Most cells of the maps that one sweep takes and keeps.
@@ -71,7 +71,7 @@ def plan_sweeps(
     costs = strip_costs(layers, width, item_bytes)
 
     def last_peak(strip_rows: int) -> int:
-        swept = SweptBackward(layers, height, width, item_bytes, costs)
+        swept = SweptBackward(layers, (height, width), item_bytes, costs)
         return swept.peak(strip_edges(height, strip_rows), keeps_logits=True)
 
     best, room = min(sizes, key=last_peak), int(SHARE * device_bytes)
@@ -105,10 +105,10 @@ def _limits(layers: tuple[Layer, ...], height: int, width: int, room: int) -> li
         sets = tuple(by_sweep.values())
         whole = sum(cells[number] for number in frozenset().union(*sets))
         if any(sets) and sets not in limits and whole <= room:
-            computed, there = 0, frozenset[int]()
+            computed, stored = 0, frozenset[int]()
             for stop in (*by_sweep, len(layers)):
-                computed += sum(work[number] for number in maps_before(layers, [stop], there)[0])
-                there = frozenset(by_sweep.get(stop, ()))
+                computed += sum(work[number] for number in maps_before(layers, [stop], stored)[0])
+                stored = frozenset(by_sweep.get(stop, ()))
             limits[sets] = computed, limit
         limit = min(limit // 2, sum(cells))
     return [limit for _, limit in sorted(limits.values())[:TRIES]]
@@ -139,13 +139,13 @@ def trained_bytes(
     costs = strip_costs(layers, width, item_bytes)
     by_sweep = maps_to_keep(layers, height, width, most_cells) if most_cells else {}
     edges, size = strip_edges(height, strip_rows), (height, width)
-    sweeps, there = list[_Sweep](), frozenset[int]()
+    sweeps, stored = list[_Sweep](), frozenset[int]()
     for stop in (*averaged_sweeps(layers), len(layers)):
         after = by_sweep.get(stop, ())
-        swept = SweptBackward(layers[:stop], *size, item_bytes, costs[:stop], there, after)
+        swept = SweptBackward(layers[:stop], size, item_bytes, costs[:stop], stored, after)
         peak = swept.peak(edges, keeps_logits=stop == len(layers))
         sweeps.append(_Sweep(swept, peak))
-        there = frozenset(after)
+        stored = frozenset(after)
     if not any(by_sweep.values()):
         weights = sweeps[-1].swept.weight_bytes
         return max(sweeps[-1].peak, *(weights + other.peak for other in sweeps[:-1]), 0)
