@@ -82,7 +82,7 @@ def test_every_remedy_named_fits_when_it_is_tried(
 def test_a_larger_device_is_the_last_resort_and_its_size_does() -> None:
     asked = limited(replace(ASKED, optimizer="sgd", precision="bfloat16"), 1e-5)
     # Large enough for a tenth of a GiB, to which sizes are rounded, to matter.
-    big = replace(asked.options, base=320, poolings=4, convolutions=2)
+    big = replace(asked.options, base=800, poolings=3, convolutions=1)
     asked = replace(asked, options=big, image=(500, 500))
     said = sentence(asked)
     found = re.search(r"\); take devices of at least ([\d.]+) GiB$", said)

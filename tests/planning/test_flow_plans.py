@@ -1,6 +1,7 @@
 """Plans of one forward, one backward: the fastest that fits, and what they refuse."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from questions import every_balance, every_plan, small_question
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.explain import answer
+from tilenet.planning.halo_modes import plan_modes
 from tilenet.planning.machines.read import machine
 from tilenet.planning.memory.flow import flow_bytes
-from tilenet.planning.plan import Question
+from tilenet.planning.plan import Plan, Question
 from tilenet.planning.search import Search
 from tilenet.planning.time.layer_time import LayerTime
 
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("fewer_layouts")
 SEEDS = [1, 5, 7, 9, 11, 13]  # norms of tiles, or none
 
 
+@cache
 def searched(seed: int) -> Search:
     question = small_question(seed)
     devices = replace(question.machine, devices_per_node=2 + seed % 3)
@@ -27,10 +30,15 @@ def searched(seed: int) -> Search:
     return Search(replace(question, partitions=None, balance=None, **more))
 
 
+@cache
+def planned(seed: int) -> list[Plan]:
+    return every_plan(searched(seed))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_best_are_those_of_all_layouts(seed: int) -> None:
     search = searched(seed)
-    wanted = every_plan(search)
+    wanted = planned(seed)
     assert search.best(4) == wanted[:4]
     for plan in wanted:
         layout = plan.layout
@@ -50,9 +58,7 @@ def test_the_best_are_those_of_all_layouts(seed: int) -> None:
 
 
 def test_memory_decides_in_some_of_these_questions() -> None:
-    shares = [
-        len(every_plan(search)) / len(list(search.layouts())) for search in map(searched, SEEDS)
-    ]
+    shares = [len(planned(seed)) / len(list(searched(seed).layouts())) for seed in SEEDS]
     assert any(0 < share < 1 for share in shares)
 
 
@@ -100,7 +106,7 @@ def test_what_layers_wait_for_other_ranks_is_counted(
     more: Any = {"batch_size": 5, "nodes": 2, "checkpointing": checkpointing}
     more["grid"], more["micro_batches"] = (2, 2), 3
     question = replace(LARGE, options=options, pipeline="1f1b", halo_mode=mode, **more)
-    plan = answer(question)[0]
+    (plan,) = plan_modes(question, alone=True)
     assert plan.layout.flows
     assert plan.halo_mode == mode
     assert plan.mesh[1] * plan.mesh[2] == 4
@@ -119,7 +125,8 @@ def test_what_layers_wait_for_other_ranks_is_counted(
 
 def test_it_waits_less_and_holds_less_than_gpipe() -> None:
     """Where memory holds few micro-batches of the step at once."""
-    gpipe, flow = (answer(replace(LARGE, pipeline=name))[0] for name in ("gpipe", "1f1b"))  # type: ignore[arg-type]
+    asked = [replace(LARGE, pipeline=name) for name in ("gpipe", "1f1b")]  # type: ignore[arg-type]
+    (gpipe,), (flow,) = (plan_modes(question, alone=True) for question in asked)
     assert flow.layout.micro_batches <= 3
     assert flow.step_s < gpipe.step_s
     assert flow.bubble < gpipe.bubble

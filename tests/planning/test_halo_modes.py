@@ -44,7 +44,7 @@ def plans_of(**changes: Any) -> list[Plan]:
     return plan_modes(replace(SWEPT, **{"halo_mode": "overlap"} | tiled))
 
 
-@pytest.mark.parametrize("seed", range(0, 40, 4))
+@pytest.mark.parametrize("seed", [0, 32, 36, 47, 48, 65, 117])  # overlap, exchange or none is best
 def test_auto_takes_the_fastest_that_is_trained(seed: int) -> None:
     question = replace(small_question(seed), halo="exact", halo_mode="auto")
     fastest = {mode: find_first(replace(question, halo_mode=mode)) for mode in MODES}
@@ -95,11 +95,9 @@ def test_memory_and_messages_decide(
     assert alone == first
 
 
-@pytest.mark.parametrize("seed", range(2, 40, 4))
+@pytest.mark.parametrize("seed", [6, 14, 32, 34])
 def test_next_to_overlap_stands_the_fastest_plan_that_exchanges(seed: int) -> None:
     question = replace(small_question(seed), halo="exact")
-    if not Search(question).best(1):
-        pytest.skip("nothing fits")
     plans = plan_modes(question)
     exchange = [plan for plan in plans if plan.halo_mode == "exchange"]
     others = []

@@ -199,11 +199,17 @@ def test_shares_of_an_exchange_grow(tmp_path: Path) -> None:
 SMALL = ["--poolings", "1", "--base", "4", "--image", "150x110", "--grid", "4x6"]
 
 
-@pytest.fixture
-def plan_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    path = tmp_path / "plan.json"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("written") / "plan.json"
     assert main([*SMALL, "--machine", "slurm", "--nodes", "2", "-o", str(path)]) == 0
-    capsys.readouterr()
+    return path.read_text()
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path, written: str) -> Path:
+    path = tmp_path / "plan.json"
+    path.write_text(written)
     return path
 
 

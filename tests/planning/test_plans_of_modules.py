@@ -27,7 +27,7 @@ from tilenet.training.setup.decide import plan_run
 
 pytestmark = pytest.mark.usefixtures("fewer_layouts")
 
-SEEDS = range(8)
+SEEDS = 3, 4, 8, 13, 14, 18  # of many layouts that fit, few, or none
 NAMES = ("residual", "shared", "gated", "channels")
 
 
@@ -133,7 +133,8 @@ def a_plan(name: str = "residual", **changes: object) -> Plan:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
-    plan = a_plan(name, halo_mode="exchange")
+    free = {} if name in NAMES else {"partitions": 1, "micro_batches": 1}
+    plan = a_plan(name, halo_mode="exchange", **free)
     path = tmp_path / "plan.json"
     write_plan(plan, path)
     planned = read_plan(path)

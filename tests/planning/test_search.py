@@ -22,7 +22,7 @@ from tilenet.planning.search import Search
 
 pytestmark = pytest.mark.usefixtures("fewer_layouts", "small_tensors")
 
-SEEDS = range(14)
+SEEDS = 1, 4, 7, 9, 11, 19, 36, 37, 38, 48  # of many layouts that fit, few, or none
 
 
 @pytest.fixture(autouse=True)
@@ -328,7 +328,7 @@ def test_impossible_questions_are_refused_in_a_sentence(
 # --- plans that swap: only where that is faster or nothing else fits, never beyond a limit
 
 
-SWAP_SEEDS = range(10, 24)
+SWAP_SEEDS = 22, 11, 13, 14, 17, 19, 21, 23  # in the first a plan swaps
 
 
 @pytest.fixture

@@ -14,11 +14,9 @@ from tilenet.planning.memory import swept_partitions
 from tilenet.planning.memory.swept_partitions import partition_peaks
 
 CASES = [
-    ("nearest", 32, 2),
     ("nearest", 64, 3),
     ("bilinear", 32, 3),
     ("transposed", 32, 2),
-    ("residual", 32, 3),
     ("between", 64, 3),
 ]
 
