@@ -390,7 +390,7 @@ def test_maps_of_a_strip_may_be_wide_where_those_of_the_image_are_too_large(
     assert plan_run(replace(run, halo_mode="sweep"), shapes, 1).swept
 
 
-@pytest.mark.parametrize("strip_rows", [128])
+@pytest.mark.parametrize("strip_rows", [64, 128])
 def test_memory_is_that_of_a_strip_and_the_states(strip_rows: int) -> None:
     layers = unet_layers(UNetOptions(3, base=8, bands=4, classes=2))
     net, size = build_network(layers).train(), (1024, 128)
