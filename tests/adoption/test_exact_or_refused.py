@@ -1,5 +1,8 @@
 """Small modules of one idea each: adopted and exact, or refused in one sentence."""
 
+from copy import deepcopy
+from functools import cache
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,11 +22,19 @@ EXACT = [name for name, case in CASES.items() if not case.refused]
 REFUSED = [name for name, case in CASES.items() if case.refused]
 
 
-def adopted_of(name: str) -> tuple[nn.Module, Adopted]:
+@cache
+def made(name: str) -> tuple[nn.Module, Adopted]:
     torch.manual_seed(2)
     case = CASES[name]
     module = case.make()
     return module, adopt(module, 3, case.batch_norm)  # type: ignore[arg-type]
+
+
+def adopted_of(name: str) -> tuple[nn.Module, Adopted]:
+    """A module of one's own, and its list of layers."""
+    module, adopted = made(name)
+    torch.manual_seed(3)
+    return deepcopy(module), adopted
 
 
 def image_of(adopted: Adopted) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from mpi4py import MPI
+from pairwise import pairs
 from safetensors.torch import load_file
 from shared_out import grids
 from test_adopted_runs import CLASSES, SIZE, keys_of
@@ -61,9 +62,7 @@ def proof_in(said: str) -> str:
 
 
 @pytest.mark.ranks((1, 2, 4))
-@pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("batch_norm", ["frozen", "step"])
+@pytest.mark.parametrize(("name", "way", "batch_norm"), pairs(CLASSES, WAYS, ["frozen", "step"]))
 def test_a_run_says_how_far_it_is(
     comm: MPI.Intracomm,
     shared_path: Path,
@@ -187,7 +186,7 @@ def test_a_network_that_makes_rounding_large_is_named(
         train(run, comm=comm)
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("batch_norm", ["frozen", "step"])
 def test_a_proof_leaves_no_trace(
     comm: MPI.Intracomm,

@@ -61,7 +61,11 @@ def map_of(
 
 
 @pytest.mark.ranks(1, 3)
-@pytest.mark.parametrize("output", ["logits", "classes"])
+@pytest.mark.parametrize(
+    ("made", "output"),
+    [("tiles", "classes"), ("passes", "logits"), ("exchange", "logits"), ("exchange", "classes")],
+    indirect=["made"],
+)
 def test_a_part_has_the_pixels_of_the_whole_map(
     comm: MPI.Intracomm, made: Any, output: str
 ) -> None:
@@ -207,10 +211,14 @@ def ask() -> None:
 
 
 @pytest.mark.ranks(1, 3)
-@pytest.mark.parametrize(("act", "alone"), [(fail, True), (ask, False)])
 @pytest.mark.parametrize(
-    ("method", "where", "at"),
-    [("tiles", "tiles_done", 2), ("passes", "tiles_done", 2), ("passes", "sums_done", 6)],
+    ("method", "where", "at", "act", "alone"),
+    [
+        ("tiles", "tiles_done", 2, fail, True),
+        ("tiles", "tiles_done", 2, ask, False),
+        ("passes", "tiles_done", 2, ask, False),
+        ("passes", "sums_done", 6, fail, True),
+    ],
 )
 def test_an_interrupted_map_goes_on_and_does_nothing_twice(
     comm: MPI.Intracomm,

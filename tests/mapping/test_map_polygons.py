@@ -119,7 +119,7 @@ def by_gdal(values: np.ndarray, wanted: np.ndarray) -> set[tuple[int, bytes]]:
         ((41, 64), 16, "fgb", TURNED),
         ((2, 90), 5, "geojson", SKEWED),  # fewer rows than three ranks
         ((37, 1), 4, "fgb", TURNED),
-        ((23, 26), 1, "gpkg", SKEWED),
+        ((11, 13), 1, "gpkg", SKEWED),
         ((61, 60), 2048, "fgb", SKEWED),
     ],
 )

@@ -332,7 +332,7 @@ def test_a_full_disk_gives_a_whole_map_or_one_sentence_and_nothing(
     """At some of these sizes the pieces do not fit, at some the COG, or its last block."""
     values, outcomes = values_of(kind, (700, 1101)), []
     with like(write_raster, (700, 1101)) as source:
-        for kilobytes in np.linspace(*sizes, 30, dtype=int):
+        for kilobytes in np.linspace(*sizes, 14, dtype=int):
             path = small_disk(int(kilobytes)) / "map.tif"
             said = ""
             try:

@@ -12,6 +12,7 @@ import rasterio
 import rasterio.shutil
 from maps_of_tests import CLASSES, MANY_CLASSES, SCALED, SCORES, Write, like, values_of, written
 from mpi4py import MPI
+from pairwise import pairs
 from rio_cogeo import cog_validate
 
 from tilenet.data.rasters.raster import Raster
@@ -64,9 +65,11 @@ def structure(path: str, level: int | None) -> dict[str, object]:
         }
 
 
-@pytest.mark.parametrize("big", [False, True])
-@pytest.mark.parametrize("kind", [CLASSES, MANY_CLASSES, SCALED, SCORES], ids=str)
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(
+    ("size", "kind", "big"),
+    pairs(SIZES, [CLASSES, MANY_CLASSES, SCALED, SCORES], [False, True]),
+    ids=str,
+)
 def test_a_map_is_what_gdals_own_driver_makes_of_it(
     tmp_path: Path,
     write_raster: Write,

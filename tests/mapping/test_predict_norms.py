@@ -11,6 +11,7 @@ import pytest
 import rasterio
 import torch
 from mpi4py import MPI
+from pairwise import pairs
 from safetensors.torch import save_file
 from whole_image import Scene, random_scene, whole_input
 
@@ -122,12 +123,12 @@ def scene_of(comm: MPI.Intracomm, folder: Path, size: tuple[int, int], seed: int
 
 
 @pytest.mark.ranks((1, 2))
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("norm", ["instance", "group"])
-@pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "transposed"])
+@pytest.mark.parametrize(
+    ("norm", "method", "affine", "upsampling"),
+    pairs(["instance", "group"], METHODS, [False, True], ["nearest", "bilinear", "transposed"]),
+)
 def test_logits_are_the_plain_networks(
-    comm: MPI.Intracomm, shared_path: Path, method: str, norm: Any, affine: bool, upsampling: Any
+    comm: MPI.Intracomm, shared_path: Path, norm: Any, method: str, affine: bool, upsampling: Any
 ) -> None:
     scene = scene_of(comm, shared_path, (157, 211))
     options = replace(OPTIONS, norm=norm, upsampling=upsampling, dropout=0.2)
@@ -140,9 +141,10 @@ def test_logits_are_the_plain_networks(
 
 
 @pytest.mark.ranks((1, 2))
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("partitions", [2, 3, 5])
-@pytest.mark.parametrize("size", [(97, 203), (211, 99), (61, 330)])
+@pytest.mark.parametrize(
+    ("method", "partitions", "size"),
+    pairs(METHODS, [2, 3, 5], [(97, 203), (211, 99), (61, 330)]),
+)
 def test_partitions_and_awkward_sizes(
     comm: MPI.Intracomm, shared_path: Path, method: str, partitions: int, size: tuple[int, int]
 ) -> None:
@@ -158,7 +160,7 @@ def test_partitions_and_awkward_sizes(
     assert worst(found, wanted_map(made, scene), scene) <= 1e-12
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(2, 3)
 def test_passes_give_the_same_bits_on_any_number_of_ranks(
     comm: MPI.Intracomm, shared_path: Path
 ) -> None:
@@ -225,7 +227,7 @@ def test_memory_decides_and_rank_0_says_so(
 
 
 def test_a_halo_that_was_asked_for(comm: MPI.Intracomm, shared_path: Path) -> None:
-    scene = scene_of(comm, shared_path, (157, 211))
+    scene = scene_of(comm, shared_path, (93, 118))
     made = trained(comm, shared_path, scene, OPTIONS)
     wanted = wanted_map(made, scene)
     exact, done = mapped(made, scene, comm, tile_px=40, halo=36)
@@ -239,7 +241,7 @@ def test_a_prefix_with_a_halo_one_unit_too_small_is_detected(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control: the tolerance is tight enough to see it."""
-    scene = scene_of(comm, shared_path, (157, 211))
+    scene = scene_of(comm, shared_path, (93, 118))
     made = trained(comm, shared_path, scene, OPTIONS)
     right: Callable[..., int] = tilenet.planning.maps.prefix_halo_px
     last = max(index for index, layer in enumerate(made.layers) if isinstance(layer, Norm))
@@ -291,7 +293,7 @@ def rewrite(comm: MPI.Intracomm, made: Trained, **statistics: np.ndarray[Any, An
 
 
 @pytest.mark.ranks((1, 2, 4))
-@pytest.mark.parametrize("size", [(9, 200), (13, 13), (5, 9), (200, 6)])
+@pytest.mark.parametrize("size", [(9, 120), (13, 13), (5, 9), (120, 6)])
 @pytest.mark.parametrize("tile_px", [None, 8])
 def test_images_that_are_small_for_the_ranks(
     comm: MPI.Intracomm, shared_path: Path, size: tuple[int, int], tile_px: int | None

@@ -50,13 +50,6 @@ CASES = {
         "--network.poolings 3 --network.norm batch --resolution 0.6",
         factor=8,
     ),
-    "fair_set1": Case(
-        ("fair_set1_z21_rgb.tif",),
-        "fair_set1_z21_buildings.geojson",
-        "--network.poolings 2 --network.convolutions 1 --resolution 1.2",
-        factor=16,
-        init="massachusetts",
-    ),
     "massachusetts": Case(
         ("massachusetts_23429155_15_uint16.tif",),
         "massachusetts_23429155_15.gpkg",
@@ -73,8 +66,10 @@ CASES = {
     "custom_proj": Case(
         ("sample_geotiff_custom_proj.tif",),
         "geotiff_custom_proj_labels.geojson",
-        "--network.poolings 3 --network.norm group --network.groups 2 --vectors.crs image",
+        "--network.poolings 3 --network.norm group --network.groups 2 --vectors.crs image "
+        "--resolution 60",
         own_crs=True,
+        factor=2,
     ),
     "new_brunswick": Case(
         ("new_brunswick_2of2.tif",),
@@ -86,12 +81,12 @@ CASES = {
     "SN7": Case(
         ("SN7_int16_4band.tif",),
         "SN7_buildings.geojson",
-        "--network.poolings 2 --network.base 4",
+        "--network.poolings 2 --network.convolutions 1 --network.base 4",
     ),
     "SN_Vegas": Case(
         VEGAS,
         "SN_Vegas_WV03.gpkg",
-        "--network.poolings 2 --network.base 4 --bands [n,r,G,b]",
+        "--network.poolings 2 --network.convolutions 1 --network.base 4 --bands [n,r,G,b]",
         bands=(4, 1, 2, 3),
         init="SN7",
     ),

@@ -91,8 +91,7 @@ def changed(scenes: list[Scene], held: HeldOut) -> None:
 
 
 @pytest.mark.ranks(1)
-@pytest.mark.parametrize("crop_px", [None, 48])
-@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize(("padding", "crop_px"), [("same", 48), ("valid", None)])
 def test_nothing_leaks_from_what_is_held_out(
     comm: MPI.Intracomm, shared_path: Path, padding: Any, crop_px: int | None
 ) -> None:

@@ -38,8 +38,14 @@ def run_of(folder: Path, scenes: Any, **more: Any) -> RunFile:
     return replace(run, batch_size=5)
 
 
-@pytest.mark.ranks(1, 2)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.ranks((1, 2))
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.ranks(2)) if case == "exchange" else case
+        for case in CASES
+    ],
+)
 def test_a_run_is_the_same(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:

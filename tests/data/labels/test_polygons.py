@@ -112,7 +112,7 @@ def test_labels_do_not_depend_on_the_window(
     keys = VectorKeys("class", all_touched=all_touched, priority=[3, 2])
     truth = np.pad(burned(path, image, 99, keys), 200, constant_values=99)
     rng = np.random.default_rng(6)
-    for turn in range(40):
+    for turn in range(16):
         row, col = rng.integers(-100, SIZE).tolist()
         rows, cols = rng.integers(1, 200, 2).tolist()
         expected = truth[row + 200 : row + 200 + rows, col + 200 : col + 200 + cols]

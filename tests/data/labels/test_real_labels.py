@@ -50,7 +50,7 @@ def test_polygons_become_the_raster_that_others_made_of_them(real: Path, image: 
         Raster(str(real / image)) as raster,
         open_labels(str(real / polygons), raster, 255) as labels,
     ):
-        assert labels.read(raster.whole).tolist() == made.astype(int).tolist()
+        assert np.array_equal(labels.read(raster.whole), made)
         window = Window(raster.height // 3, raster.width // 5, 300, 211)
         rows, cols = slice(window.row, window.row + 300), slice(window.col, window.col + 211)
         assert np.array_equal(labels.read(window), made[rows, cols])
