@@ -40,6 +40,10 @@ class Grid:
         low, high = ((pixel - self.origin) / self.stride for pixel in (first, stop))
         return ceil(low), ceil(high) - 1
 
+    def first_cell(self, row: int, col: int) -> tuple[int, int]:
+        """Row and column of the cell that stands for a pixel; of a whole map its first one."""
+        return (0, 0) if self.whole else (int(row / self.stride), int(col / self.stride))
+
     def scaled(self, stride: Fraction, more: int) -> "Grid":
         """The grid of a map with cells of another stride, and `more` of them than fill this map.
 

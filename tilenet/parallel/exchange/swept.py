@@ -13,11 +13,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.by_place import by_corners
-from tilenet.geometry.grid import Grid
 from tilenet.geometry.layers import (
     Cellwise,
     Conv,
@@ -50,6 +49,7 @@ from tilenet.model.modules import BatchNorm, out_of_place
 from tilenet.model.network import Network
 from tilenet.model.resample import AxisPlace, resampled
 from tilenet.model.skips import joined
+from tilenet.parallel.exchange.gradient_edge import edge_of
 from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend
 from tilenet.parallel.exchange.layers import spatial_layer, without_border
 from tilenet.parallel.exchange.placed import cells_placed
@@ -126,7 +126,7 @@ class KeptMaps:
             if part.requires_grad:
                 # The edge as it is now: layers may write over the rows.
                 rows = first, first + part.shape[2]
-                self.computed_rows.append((number, rows, get_gradient_edge(part)))
+                self.computed_rows.append((number, rows, edge_of(part)))
             return
         whole, _ = self.incomplete.get(number, (None, 0))
         if whole is None:
@@ -209,7 +209,7 @@ class Sweep:
         self.strips = sweep(layers, part.edges, own)
         self._shapes = map_shapes(layers, window.height, window.width)
         self._image = map_shapes(layers, *part.size)
-        self.starts = [_first_cells(grid, window) for grid in self.grids]
+        self.starts = [grid.first_cell(window.row, window.col) for grid in self.grids]
         if columns is None:
             alone = axis_shares(across(layers), window.width, (0, window.width))
             self._columns = Columns(alone, 0, HaloChannel(None))
@@ -462,11 +462,6 @@ class Sweep:
             left + first[1], before.cols, out_left, self._widths[number + 1], after.cols
         )
         return resampled(x, along, across, way[0], corners=way[1])
-
-
-def _first_cells(grid: Grid, part: Window) -> tuple[int, int]:
-    """Row and column of the first cell that a map has of a part of the image."""
-    return (0, 0) if grid.whole else (int(part.row / grid.stride), int(part.col / grid.stride))
 
 
 def _inputs(layers: tuple[Layer, ...]) -> list[tuple[int, ...]]:

@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from tilenet.geometry.sweep import row_readers
 from tilenet.model.gpipe import use_device
+from tilenet.parallel.exchange.gradient_edge import edge_of
 from tilenet.parallel.exchange.swept import MapRows, State, Sweep
 from tilenet.parallel.exchange.swept_backward import OfRows, adds, as_leaves, of_layers, rows_of
 
@@ -322,7 +323,7 @@ class _Worker:
 
 
 def _edge(rows: Tensor) -> GradientEdge | None:
-    return get_gradient_edge(rows) if rows.requires_grad else None
+    return edge_of(rows) if rows.requires_grad else None
 
 
 def _workers(parts: Sequence[SweptLayers], image: Tensor, measure: OfRows) -> list[_Worker]:
