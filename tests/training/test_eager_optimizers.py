@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tilenet.training.config.keys import OptimizerKeys
+from tilenet.training.optimizer import make_optimizer
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ def test_steps_are_those_of_torch(
     generator = torch.Generator().manual_seed(4)
     starts = [torch.randn(shape, generator=generator) for shape in [(5, 3), (7,)]]
     ours, theirs = ([torch.nn.Parameter(x.clone()) for x in starts] for _ in range(2))
-    found = keys.make(ours)
+    found = make_optimizer(keys, ours)
     wanted = torchs(theirs, **given, fused=True)
     assert isinstance(found, torchs)
     for step in range(4):

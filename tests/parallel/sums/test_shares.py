@@ -11,6 +11,7 @@ from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.shares import Part, Shares, owned_parts, values_of_piece
 from tilenet.planning.memory.states import sharers
 from tilenet.training.config.keys import OptimizerKeys
+from tilenet.training.optimizer import make_optimizer
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
@@ -78,7 +79,7 @@ def test_a_clipped_update_is_that_of_one_rank(
     held, wanted = parameters(0), parameters(0)
     shares = Shares(held, comm, piece_bytes)
     summing = GradientSum(held, comm, shares, meanwhile=meanwhile)
-    one, mine = keys.make(wanted), keys.make(shares.own)
+    one, mine = make_optimizer(keys, wanted), make_optimizer(keys, shares.own)
     for step in range(3):
         summing.zero()
         summing.arm()
