@@ -83,9 +83,9 @@ def _export(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedPro
         words = " ".join(str(error).split())
         raise TilenetError(
             f"a module must take one image (B, {bands}, {size[0]}, {size[1]}) and do the same to "
-            f"each ({type(module).__name__}: {words[:300]}); use a network without what depends on "
-            "the pixels' values, another number of bands, or halo_mode: windows "
-            "(window_px in predict), which is approximate"
+            f"each ({type(module).__name__}: {words[:300]}); remove branches that depend on "
+            "pixels' values, name another number of bands, or use halo_mode: windows (window_px in "
+            "predict), which is approximate"
         ) from error
 
 
@@ -230,7 +230,7 @@ class _Interpreter:
     def _apply(self, call: Call, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of a call, or its refusal, which is raised where the result is used."""
         schema, values = _bind(function, args, kwargs)
-        # Only what is used is refused: parts of a module may lead nowhere.
+        # A refusal counts only if its result is used: parts of a module may lead nowhere.
         flat = _flat(list(values.values()))
         for argument in flat:
             if isinstance(argument, TilenetError) and not (
@@ -314,7 +314,8 @@ class _Interpreter:
             raise TilenetError(refusal_of(refusals))
         if not is_map or not result.size:
             raise TilenetError(
-                "a module must give a map (B, classes, H, W) first; wrap it in one that does"
+                "a module must return a map (B, classes, H, W), alone or first; wrap it in one "
+                "that does"
             )
         if result.size != self.maps[0].size:
             raise TilenetError(

@@ -50,7 +50,7 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
 
 def add_making(parser: argparse._ActionsContainer) -> None:
     """Add the options that say how a module is made and adopted."""
-    parser.add_argument("--options", nargs="*", metavar="NAME=VALUE", help="what it is called with")
+    parser.add_argument("--options", nargs="*", metavar="NAME=VALUE", help="arguments of the call")
     parser.add_argument(
         "--batch-norm",
         choices=("frozen", "step"),

@@ -206,7 +206,8 @@ class SpatialConv(_Spatial):
             shape = Shape(layer.kernel, layer.dilation, layer.groups)
             return convolve(x, kernel, self.bias, shape, exchange)
         if layer.edge != "zeros":
-            padding, extended = (0, 0), _with_edge(x, exchange, layer.edge)
+            padding = 0, 0
+            extended = _with_edge(x, exchange, layer.edge)
         else:
             padding, exchange = _padded_columns(layer, exchange)
             extended = _extended(x, exchange, 0.0)
