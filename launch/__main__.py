@@ -1,4 +1,4 @@
-"""`tilenet job plan.json --machine NAME`: print, write or submit what starts the job."""
+"""`tilenet job plan.json --machine NAME`: print, write or submit the job's commands."""
 
 import os
 import shlex
@@ -26,40 +26,45 @@ __all__ = ["main"]
 def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code: 0 done, 1 error, 2 usage."""
     try:
-        options = _parser().parse_args(arguments)
-        planned = read_job(Path(options.plan))
-        facts = machine(options.machine or planned.machine)
-        nodes, most = options.nodes or (None, None)
-        if nodes is not None and most is not None:
-            planned = job_of_least(Path(options.plan), facts, nodes)
-        placed = place(planned, facts, nodes)
-        job = _job(options, placed, most)
-        text = script(placed, job)
-        if most is not None:
-            _check_script(options)
-            print(f"{in_one_line(placed, most)}; with the fewest:")
-        print(explain(placed))
-        if not (options.script or options.submit):
-            print("\n" + "\n".join(map(printable, _lines(placed, job))))
-            return 0
-        warnings = check_paths(job, submits=options.submit)
-        write_aside(text.removesuffix("\n"), Path(job.file), "a script", executable=True)
-        print(f"written: {printable(job.file)}", flush=True)
-        for warning in warnings:
-            print(f"tilenet job: {warning}", file=sys.stderr)
-        if options.submit:
-            return _submit(submit_command(placed, job.file))
-        print(f"submit it with: {printable(shlex.join(submit_command(placed, job.file)))}")
+        return _run(_parser().parse_args(arguments))
     except UsageError as error:
         print(f"tilenet job: {error}", file=sys.stderr)
         return 2
     except TilenetError as error:
         print(f"tilenet: {error}", file=sys.stderr)
         return 1
+
+
+def _run(options: Namespace) -> int:
+    planned = read_job(Path(options.plan))
+    facts = machine(options.machine or planned.machine)
+    nodes, most = options.nodes or (None, None)
+    if nodes is not None and most is not None:
+        planned = job_of_least(Path(options.plan), facts, nodes)
+    placed = place(planned, facts, nodes)
+    job = _job(options, placed, most)
+    text = script(placed, job)
+    if most is not None:
+        _check_script(options)
+        print(f"{in_one_line(placed, most)}; with the fewest:")
+    print(explain(placed))
+    if not (options.script or options.submit):
+        print("\n" + "\n".join(map(printable, _lines(placed, job))))
+        return 0
+    warnings = check_paths(job, submits=options.submit)
+    write_aside(text.removesuffix("\n"), Path(job.file), "a script", executable=True)
+    print(f"written: {printable(job.file)}", flush=True)
+    for warning in warnings:
+        print(f"tilenet job: {warning}", file=sys.stderr)
+    submission = submit_command(placed, job.file)
+    if options.submit:
+        return _submit(submission)
+    print(f"submit it with: {printable(shlex.join(submission))}")
     return 0
 
 
 def _check_script(options: Namespace) -> None:
+    """Refuse a range of nodes for which no script is written."""
     if not (options.script or options.submit):
         raise TilenetError(
             "a range of nodes takes a script, which plans again for those that are left; add "
@@ -89,20 +94,20 @@ def _job(options: Namespace, placed: Placement, most_nodes: int | None) -> Job:
 
 
 def _lines(placed: Placement, job: Job) -> list[str]:
-    """What to type inside an allocation."""
+    """Lines to type inside an allocation: environment, training and mapping."""
     lines = [f"module load {shlex.quote(name)}" for name in placed.machine.launch.modules]
     lines += [f"export {name}={shlex.quote(text)}" for name, text in environment(placed).items()]
     steps = []
     if job.run:
-        steps.append(
-            ["train", "-c", job.run, "--plan", job.plan, "--output", job.output, "--resume"]
-        )
+        steps.append(["train", "-c", job.run, "--plan", job.plan, "--output", job.output])
     if job.image:
-        map_file = f"{job.output}/map.tif"
-        steps.append(["predict", job.output, job.image, map_file, "--plan", job.plan, "--resume"])
-    program = placed.machine.launch.program
-    commands = [command(placed, [*program, *step]) for step in steps]
-    return lines + [" ".join(map(quoted, line)) for line in commands]
+        steps.append(
+            ["predict", job.output, job.image, f"{job.output}/map.tif", "--plan", job.plan]
+        )
+    for step in steps:
+        words = command(placed, [*placed.machine.launch.program, *step, "--resume"])
+        lines.append(" ".join(map(quoted, words)))
+    return lines
 
 
 def _submit(arguments: list[str]) -> int:
@@ -126,7 +131,7 @@ def _parser() -> Arguments:
         "--nodes",
         type=node_range,
         metavar="N|N-M",
-        help="default: as few as hold the ranks; N-M: M if there are, and on with N when some die",
+        help="default: as few as hold the ranks; N-M: up to M, going on with N or more if some die",
     )
     parser.add_argument(
         "--run", default="run.yaml", help="the run file (%(default)s); '': only map"
@@ -136,14 +141,14 @@ def _parser() -> Arguments:
     )
     parser.add_argument("--output", default="out", help="the run's folder (%(default)s)")
     parser.add_argument("--script", metavar="FILE", help="write the job script")
-    parser.add_argument("--submit", action="store_true", help="write it and hand it in")
+    parser.add_argument("--submit", action="store_true", help="write it and submit it")
     script = parser.add_argument_group("script")
     script.add_argument("--name", default="tilenet", help="the job's name (%(default)s)")
     script.add_argument("--time", default="2:00", metavar="H:MM", help="(%(default)s)")
     script.add_argument("--account", default="", help="project that pays")
     script.add_argument("--venv", default="", help="virtual environment to activate")
     script.add_argument(
-        "--packed", default="", metavar="ENV.tar", help="of tilenet pack: each node unpacks it"
+        "--packed", default="", metavar="ENV.tar", help="file of tilenet pack; each node unpacks it"
     )
     script.add_argument("--queue", default="", help="default: the machine's")
     script.add_argument("--mail", default="", metavar="USER@SITE", help="when it ends or fails")

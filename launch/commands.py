@@ -1,4 +1,4 @@
-"""A placement as the command line of jsrun, srun, flux or mpiexec: lists of arguments."""
+"""Turn a placement into the command line of jsrun, srun, flux or mpiexec: a list of arguments."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ from .placement import Placement
 
 __all__ = ["HOSTS", "command", "environment", "once_per_node", "quoted"]
 
-HOSTS = "$PBS_NODEFILE"  # the one word that a shell expands: the job's nodes, a line each
+HOSTS = "$PBS_NODEFILE"  # file of the job's nodes, one a line; the only word that a shell expands
 
 
 def command(placed: Placement, program: Sequence[str] = ()) -> list[str]:
-    """The launcher, its options and the program.
+    """The command line that starts a program on all ranks.
 
-    Every rank sees all devices of its node and takes its own by its number there: devices of one
-    node can then copy to one another, which separate cgroups forbid. The exceptions are those of
-    the machines that want it otherwise (`own_device`), and of jsrun's partly filled nodes.
+    Every rank sees all devices of its node and chooses its own by its number on the node: devices
+    of one node can then copy to one another, which separate cgroups forbid. The exceptions are
+    machines with `own_device`, and partly filled nodes under jsrun.
     """
     launcher = placed.machine.launch.launcher
     lines = {"jsrun": _jsrun, "srun": _srun, "flux": _flux, "pals": _pals, "hydra": _hydra}
@@ -24,11 +24,11 @@ def command(placed: Placement, program: Sequence[str] = ()) -> list[str]:
 
 
 def once_per_node(placed: Placement, program: Sequence[str] = ()) -> list[str]:
-    """The launcher, for one process on each node and without devices: to copy files there."""
+    """The command line that starts one process on each node, without devices: to copy files."""
     nodes, facts = str(placed.nodes), placed.machine.launch
     launcher = facts.launcher
     if launcher == "jsrun":
-        # off: the program knows nothing of MPI
+        # --smpiargs=off: the program does not use MPI
         options = ["-n", nodes, "-r", "1", "-a", "1", "-c", "1", "-X", "1", "--smpiargs=off"]
     elif launcher == "srun":
         options = ["-N", nodes, "-n", nodes, "--ntasks-per-node=1", "-c", "1", "--mpi=none"]
@@ -45,16 +45,16 @@ def once_per_node(placed: Placement, program: Sequence[str] = ()) -> list[str]:
 
 
 def quoted(word: str) -> str:
-    """A word of a command line as a shell reads it."""
+    """A word of a command line, quoted for a shell."""
     return f'"{word}"' if word == HOSTS else shlex.quote(word)
 
 
 def environment(placed: Placement) -> dict[str, str]:
-    """Variables that ranks need, besides those of the machine's modules."""
+    """Environment variables that ranks need, besides those that the machine's modules set."""
     facts = placed.machine.launch
     variables = {"OMP_NUM_THREADS": str(placed.cores_per_rank), **facts.environment}
     if facts.device_order and not _own_device(placed):
-        # renumbers the devices so that the local ranks' cores are close to theirs
+        # renumbers the devices so that each local rank's device is close to its cores
         order = ",".join(str(number) for number in facts.device_order)
         maker = "CUDA" if placed.machine.device.startswith("NVIDIA") else "HIP"
         variables[f"{maker}_VISIBLE_DEVICES"] = order
@@ -69,7 +69,7 @@ def _jsrun(placed: Placement) -> list[str]:
     machine, cores = placed.machine, placed.cores_per_rank
     ends = ["-X", "1", "-E", f"OMP_NUM_THREADS={cores}"]
     if placed.shares_nodes_in_resource_sets:
-        # no -r: with it jsrun wants every node filled alike
+        # no -r: with it jsrun must fill all nodes alike
         sets = ["-n", str(placed.ranks), "-a", "1", "-g", str(placed.partitions), "-c", str(cores)]
         return ["jsrun", *sets, "-b", "rs", "-d", "packed", *ends]
     node = ["-g", str(machine.devices_per_node), "-c", str(machine.cores)]
@@ -121,7 +121,7 @@ def _hydra(placed: Placement) -> list[str]:
 
 
 def _hosts(placed: Placement) -> list[str]:
-    """PBS names the hosts; without it the machine's `step` does."""
+    """Hydra's option for the hosts, which PBS lists; elsewhere the machine's `step` names them."""
     return ["-f", HOSTS] if placed.machine.launch.scheduler == "pbs" else []
 
 

@@ -1,6 +1,6 @@
 """A job on a range of nodes: where one dies, the others go on from the last checkpoint.
 
-With the plan made again for them: the same tiles, fewer ranks. As many nodes of the job as answer.
+The plan is made again for as many nodes of the job as answer: the same tiles, fewer ranks.
 """
 
 import os
@@ -18,17 +18,17 @@ from .steps import Outcome, Steps
 __all__ = ["Lives", "holds_step", "in_order"]
 
 WATCH = Path(__file__).with_name("watch.py")
-WATCH_S = 30  # between looks whether the first node lives
-PROBE_S = 60
-LET_GO_S = 90
+WATCH_S = 30  # seconds between two checks that the first node is alive
+PROBE_S = 60  # seconds in which a node must run a probe
+RELEASE_S = 90  # seconds in which Slurm must release a step
 
 
 class Lives:
-    """Runs steps, each again as long as it fails because nodes died.
+    """Runs steps, and runs a step again as long as it fails because nodes died.
 
     Attributes:
-        plan: The plan for the nodes that are left.
-        once_per_node: A command line that starts one process on each of them.
+        plan: Path of the plan for the nodes that are left.
+        once_per_node: Command line that starts one process on each of them.
     """
 
     def __init__(
@@ -39,46 +39,54 @@ class Lives:
         once_per_node: Sequence[str],
         nodes: tuple[int, int],
     ) -> None:
-        """`nodes`: the fewest, and ranks on each."""
+        """Probe the job's nodes, and plan for them.
+
+        Args:
+            steps: The job's steps; their launch command is changed to the nodes that are left.
+            planned: Path of the job's plan.
+            program: Command line of tilenet.
+            once_per_node: Command line that starts one process on each node of the job.
+            nodes: Fewest nodes to go on with, and ranks per node.
+        """
         self.plan = str(steps.output / "plan.now.json")
         self.once_per_node = once_per_node
         self._steps, self._planned, self._program = steps, planned, program
         self._least, self._per_node = nodes
         self._srun, self._once = steps.launch, once_per_node
-        self._heir: subprocess.Popen[bytes] | None = None
-        self._answer = answering()
-        self._settle()
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._live_nodes = find_live_nodes()
+        self._replan()
 
     def run(self, name: str, early: str, program: Sequence[str]) -> Outcome:
-        """Run a program on all ranks, as `Steps.run`."""
+        """Run a program on all ranks, as `Steps.run` does."""
         steps, stop = self._steps, self._steps.stop
         while True:
             ended = steps.run(name, early, program)
             if ended.result in ("finished", "stopped") or stop.cancel:
                 return ended
-            before, self._answer = len(self._answer), answering()
-            if len(self._answer) >= before:  # the nodes are not to blame
+            before = len(self._live_nodes)
+            self._live_nodes = find_live_nodes()
+            if len(self._live_nodes) >= before:  # it did not fail because a node died
                 if steps.once_more(ended):
                     continue
                 return ended
             if stop.requeue:
                 return replace(ended, result="killed")
-            if not _let_go():
+            if not _wait_for_release():
                 self._leave(
-                    "Slurm does not let go of the step that lost a node: this needs a new "
-                    "allocation"
+                    "Slurm does not release the step that lost a node: this needs a new allocation"
                 )
-            self._settle()
+            self._replan()
 
     def _leave(self, why: str) -> None:
-        """End this life for one on other nodes."""
+        """End this job and have the queue start it on other nodes."""
         print(why, flush=True)
         self._steps.stop.requeue = True
         sys.exit(Slurm().come_again(self._steps.stop))
 
-    def _settle(self) -> None:
-        """Plan for the nodes that answer; of these the most for which there is a plan."""
-        names = self._answer
+    def _replan(self) -> None:
+        """Plan for the live nodes, or for as many of them as there is a plan for."""
+        names = self._live_nodes
         if not names:
             print("not even the node of this script takes a step: srun does not work here")
             sys.exit(1)
@@ -101,26 +109,27 @@ class Lives:
         sys.exit(1)
 
     def _watch(self, last: str | None) -> None:
-        if self._heir:
-            self._heir.terminate()
-        self._heir = None
+        """Have node `last` watch this one; None: no node does."""
+        if self._watcher:
+            self._watcher.terminate()
+        self._watcher = None
         if last is not None:
             step = ["srun", "-N", "1", "-n", "1", "-w", last, "--overlap", "--mpi=none", "-Q"]
             watch = [sys.executable, "-IS", str(WATCH), job_number(), os.environ["SLURMD_NODENAME"]]
-            self._heir = subprocess.Popen(
+            self._watcher = subprocess.Popen(
                 [*step, "-J", "watch", *watch, str(WATCH_S)], stdin=subprocess.DEVNULL
             )
 
 
-def answering() -> list[str]:
-    """Which of the job's nodes run what they are given: Slurm may not know yet that one is dead."""
+def find_live_nodes() -> list[str]:
+    """Names of the job's nodes that run a probe: Slurm may not know yet that a node is dead."""
     nodes = ""
     for attempt in range(1, 6):  # the controller may not answer while it waits for a dead node
         nodes = _output_of("squeue", "-h", "-j", job_number(), "-o", "%N").strip()
         if nodes:
             break
         time.sleep(attempt)
-    # GNU's, since an srun that waits for a dead node ignores all signals
+    # by GNU's timeout: an srun that waits for a dead node ignores all signals but KILL
     probe = ["timeout", "-k", "1", str(PROBE_S), "srun", "-N", "1", "-n", "1"]
     probes = {
         name: subprocess.Popen(
@@ -132,23 +141,23 @@ def answering() -> list[str]:
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Names of nodes by their numbers: n2 before n10."""
+    """Names of nodes, sorted by their numbers: n2 before n10."""
     return sorted(names, key=lambda name: [part.zfill(20) for part in re.split(r"(\d+)", name)])
 
 
 def holds_step(steps: str) -> bool:
-    """Whether Slurm holds a step, of those that `squeue -s -o '%i %j'` shows."""
+    """Whether a step is left other than the job's own, in the output of `squeue -s -o '%i %j'`."""
     ours = re.compile(r"\.batch |\.extern | watch$")
     return any(not ours.search(line) for line in steps.splitlines())
 
 
-def _let_go() -> bool:
-    """Whether Slurm lets the last step go.
+def _wait_for_release() -> bool:
+    """Wait until Slurm releases the last step; return whether it did in time.
 
-    One whose ranks end just before Slurm gives their node up it may hold forever (seen with 22.05),
-    and with it all devices of the job.
+    Where a step's ranks end just before Slurm declares their node dead, Slurm 22.05 may hold the
+    step forever, and with it all devices of the job.
     """
-    for _ in range(LET_GO_S):
+    for _ in range(RELEASE_S):
         if not holds_step(_output_of("squeue", "-h", "-s", "-j", job_number(), "-o", "%i %j")):
             return True
         time.sleep(1)

@@ -1,4 +1,4 @@
-"""Large Model Support under the names of IBM's, for all modules of this process.
+"""Large Model Support with the function names of IBM's, for all modules of this process.
 
 A script written for IBM's PyTorch says `torch.cuda.set_enabled_lms(True)`; here it says
 `lms.set_enabled_lms(True)`. docs/swapping.md says what differs.
@@ -29,7 +29,7 @@ LOOKAHEAD = 2
 
 @dataclass
 class _Enabled:
-    """What enabling made, to be undone."""
+    """Objects that enabling creates and disabling removes."""
 
     swapper: Swapper
     hooks: SwapInForward
@@ -38,7 +38,7 @@ class _Enabled:
 
 @dataclass
 class _Process:
-    """Of this process; IBM's defaults."""
+    """Settings and state of this process; the defaults are IBM's."""
 
     limit_bytes: int = 0
     min_bytes: int = 1 << 20
@@ -50,7 +50,7 @@ _process = _Process()
 
 
 def set_enabled_lms(enable: bool) -> None:
-    """Let what modules save for backward be swapped, or no more."""
+    """Enable or disable swapping of the tensors that modules save for backward."""
     if enable == get_enabled_lms():
         return
     if _process.enabled is not None:
@@ -75,51 +75,51 @@ def get_enabled_lms() -> bool:
 
 
 def set_limit_lms(limit: int) -> None:
-    """Set how many bytes of saved tensors stay on their devices; 0: none."""
+    """Set the number of bytes of saved tensors that stay on their devices; 0: all are swapped."""
     _process.limit_bytes = limit
     if _process.enabled is not None:
         _process.enabled.swapper.limit_bytes = limit
 
 
 def get_limit_lms() -> int:
-    """How many bytes of saved tensors stay on their devices."""
+    """Number of bytes of saved tensors that stay on their devices."""
     return _process.limit_bytes
 
 
 def set_size_lms(size: int) -> None:
-    """Set the size, in bytes, below which storages stay."""
+    """Set the size in bytes below which a storage is not swapped."""
     _process.min_bytes = size
     if _process.enabled is not None:
         _process.enabled.swapper.min_bytes = size
 
 
 def get_size_lms() -> int:
-    """Below how many bytes storages stay."""
+    """Size in bytes below which a storage is not swapped."""
     return _process.min_bytes
 
 
 def memory_active() -> int:
-    """Bytes of saved storages on their devices now."""
+    """Bytes of saved storages that are on their devices now."""
     return _statistics().active_bytes
 
 
 def max_memory_active() -> int:
-    """Most of these bytes since the start or `reset_max_memory_active`."""
+    """Largest `memory_active` since the start or `reset_max_memory_active`."""
     return _statistics().peak_active_bytes
 
 
 def reset_max_memory_active() -> None:
-    """Start over at what is active now."""
+    """Restart the maximum at the bytes that are active now."""
     _statistics().peak_active_bytes = memory_active()
 
 
 def memory_reclaimed() -> int:
-    """Bytes copied out since the start or `reset_memory_reclaimed`."""
+    """Bytes that were copied to the host since the start or `reset_memory_reclaimed`."""
     return _statistics().out_bytes
 
 
 def reset_memory_reclaimed() -> None:
-    """Start over at 0."""
+    """Restart the count at 0."""
     _statistics().out_bytes = 0
 
 

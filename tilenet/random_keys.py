@@ -1,9 +1,8 @@
-"""Random numbers as a function of what they are for.
+"""Random numbers that are a function of a key, such as (seed, step, image, layer).
 
-A stream that ranks share and draw from in turn makes the result depend on the number of ranks. So
-nothing is drawn from a stream: each number is computed from a key such as (seed, step, image,
-layer), by blake2b and numpy's counter-based Philox generator, whose raw output numpy guarantees
-never to change.
+If ranks drew from a shared stream in turn, results would depend on the number of ranks. Here each
+number is computed from its key, by blake2b and numpy's counter-based Philox generator, whose raw
+output numpy guarantees never to change.
 """
 
 import hashlib
@@ -24,8 +23,8 @@ def uniform(count: int, *parts: int | str, first: int = 0) -> NDArray[np.float64
     """`count` numbers in [0, 1) that are a function of `parts`: 53 bits each from Philox.
 
     Args:
-        first: So many are left out at the beginning, at no cost: the generator counts.
+        first: Number of the key's numbers to skip. This costs nothing, since Philox is a counter.
     """
-    block, skipped = divmod(first, 4)  # Philox makes four numbers at a count
+    block, skipped = divmod(first, 4)  # Philox computes four numbers per count
     raw = np.random.Philox(key=key(*parts), counter=block).random_raw(skipped + count)[skipped:]
     return np.asarray(raw >> np.uint64(11), dtype=np.float64) * 2.0**-53

@@ -1,4 +1,4 @@
-"""How well a map agrees with labels: from counts of pixels alone, or from sums over numbers."""
+"""Scores of a map against labels: of classes from counts of pixels, of numbers from sums."""
 
 from collections.abc import Iterable, Sequence
 from math import fsum, nan, sqrt
@@ -18,13 +18,13 @@ __all__ = [
 ]
 
 VALUE_SCORES = "rmse", "mae", "bias", "r2"
-SMALLEST = "loss", "rmse", "mae"  # are the best
+SMALLEST = "loss", "rmse", "mae"  # scores of which the smallest value is the best
 
-SMALL_SPAN = 1024  # of values: a table of all their pairs takes 8 MB
+SMALL_SPAN = 1024  # a table of all pairs of so many values takes 8 MB
 
 
 def count_pairs(labels: NDArray[np.int64], mapped: NDArray[np.int64]) -> dict[tuple[int, int], int]:
-    """How many pixels have which label and which class; both (N,), whatever their values."""
+    """Number of pixels for each pair of (label, mapped class); both (N,), of any values."""
     if not len(labels):
         return {}
     low = min(int(labels.min()), int(mapped.min()))
@@ -32,19 +32,19 @@ def count_pairs(labels: NDArray[np.int64], mapped: NDArray[np.int64]) -> dict[tu
     if span <= SMALL_SPAN:
         counts = np.bincount((labels - low) * span + (mapped - low))
         codes = np.flatnonzero(counts)
-        cells, counts = np.stack(np.divmod(codes, span)) + low, counts[codes]
-    else:  # sorts pairs: a hundred times slower, for values that are hardly classes
-        cells, counts = np.unique(np.stack([labels, mapped]), axis=1, return_counts=True)
-    pairs = zip(cells.T.tolist(), counts.tolist(), strict=True)
-    return {(label, guess): count for (label, guess), count in pairs}
+        pairs, counts = np.stack(np.divmod(codes, span)) + low, counts[codes]
+    else:  # sorting is a hundred times slower, but values so far apart are rarely classes
+        pairs, counts = np.unique(np.stack([labels, mapped]), axis=1, return_counts=True)
+    keys = zip(*pairs.tolist(), strict=True)
+    return dict(zip(keys, counts.tolist(), strict=True))
 
 
 def scores(matrix: NDArray[np.int64]) -> dict[str, Any]:
     """Scores of a confusion matrix (K, K + 1): labels in rows, classes of the map in columns.
 
-    Pixels without data in the map, the last column, are only counted: there is nothing to score
-    where the image shows nothing. A class that stands neither in the labels nor in the map has no
-    IoU (None) and does not count in the means.
+    Pixels without data in the map, the last column, are counted and not scored: the image shows
+    nothing there. A class that is neither in the labels nor in the map has no IoU (None) and does
+    not count in the means.
     """
     classes = len(matrix)
     matrix, unmapped = matrix[:, :classes], int(matrix[:, classes].sum())
@@ -69,10 +69,10 @@ def scores(matrix: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def number_sums(mapped: NDArray[Any], truth: NDArray[Any]) -> tuple[float, ...]:
-    """Sums over pixels of a piece of a map, of which there is one at least; both (N,).
+    """Sums over the pixels of a piece of a map, for `number_scores`; both (N,), N > 0.
 
     Returns:
-        N, Σe, Σ|e|, Σe² of the errors e = mapped − truth; mean of the truth, and the sum of its
+        N, Σe, Σ|e|, Σe² of the errors e = mapped − truth; the mean of the truth, and the sum of its
         squared deviations from that mean, which loses no digits where the truth is far from 0.
     """
     mapped, truth = mapped.astype(np.float64), truth.astype(np.float64)
@@ -82,11 +82,11 @@ def number_sums(mapped: NDArray[Any], truth: NDArray[Any]) -> tuple[float, ...]:
 
 
 def number_scores(pieces: Sequence[tuple[float, ...]], unmapped: int) -> dict[str, Any]:
-    """Scores of all pieces, in whatever order: sums of them are exact.
+    """Scores of all pieces; their order does not matter, since they are summed exactly.
 
     Args:
-        pieces: Of `number_sums`; empty: all scores are NaN.
-        unmapped: Labelled pixels without data in the map, which only are counted.
+        pieces: Results of `number_sums`; if there are none, all scores are NaN.
+        unmapped: Number of labelled pixels without data in the map, which are not scored.
 
     Returns:
         Root mean square, mean absolute value and mean (`bias`) of the errors, and `r2` = 1 − Σe² /
@@ -108,11 +108,11 @@ def number_scores(pieces: Sequence[tuple[float, ...]], unmapped: int) -> dict[st
 
 
 def _sum(numbers: Iterable[float]) -> float:
-    """`fsum`; of a network that diverged NaN or infinite."""
+    """Exact sum of numbers; NaN or infinite if one of them is, after a network diverged."""
     listed = list(numbers)
     return fsum(listed) if np.isfinite(listed).all() else float(np.sum(listed))
 
 
 def better(name: str, value: float, other: float) -> bool:
-    """Whether a value of that score beats another one: of losses and errors the smaller does."""
+    """Whether a value of a score is better than another: of losses and errors the smaller is."""
     return value < other if name in SMALLEST else value > other

@@ -426,7 +426,7 @@ CASES = {
     ),
     "blocks of other cells": around(
         lambda m, x: m.up(blocks(x, 2).transpose(4, 5).flatten(1, 3)),
-        "cells change their places|is not a map|must give a map|meet|given",
+        "cells change their places|is not a map|must return a map|meet|given",
         up=nn.Conv2d(16, 2, 1),
     ),
     "every third of a part": around(

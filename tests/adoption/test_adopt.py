@@ -174,7 +174,7 @@ def resize(
         (lambda x: x.mean((1, 2, 3), keepdim=True), r"a mean is taken over other dimensions"),
         (lambda x: x.amax(0, keepdim=True) + x, r"a maximum is taken over other .*: amax"),
         (lambda x: F.pad(x, [1, 1, 1, 1]).relu(), r"must give one cell per input pixel"),
-        (lambda x: x.mean((2, 3)), r"must give a map \(B, classes, H, W\) first"),
+        (lambda x: x.mean((2, 3)), r"must return a map \(B, classes, H, W\), alone or first"),
         (lambda x: x.view(-1, 4, x.shape[3], x.shape[2]), r"cells change their places"),
         (lambda x: x[:, 0, :, :, None] * x[:, 0, 0, 0, None, None, None], r"cells are taken"),
         (lambda x: x + x.flip(3), r"cells are taken together .*: flip along dimensions \[3\]"),

@@ -134,7 +134,7 @@ def test_no_map_is_made_of_a_checkpoint_that_nobody_named(
     older = run / "checkpoints" / "step-00000004"
     sentence = (
         f"a checkpoint's files must be whole ({run / 'last'}: weights.safetensors is not what "
-        f"checksums.json says: its SHA-256 differs); {older} is whole: name that"
+        f"checksums.json says: its SHA-256 differs); name {older}, which is whole"
     )
     assert main(["predict", str(run), *arguments]) == 1
     assert capsys.readouterr().err == f"tilenet: {sentence}\n"
@@ -144,7 +144,9 @@ def test_no_map_is_made_of_a_checkpoint_that_nobody_named(
     assert main(["predict", str(older), *arguments]) == 0
     dangling(run)
     assert main(["predict", str(run), *arguments, "--overwrite"]) == 1
-    assert f"{run / 'last'}: it is not there); {older} is whole" in capsys.readouterr().err
+    assert (
+        f"{run / 'last'}: it is not there); name {older}, which is whole" in capsys.readouterr().err
+    )
 
 
 def begun_with(scene: Path, run: Path, output: Path) -> list[str]:

@@ -53,7 +53,7 @@ def test_its_map_is_the_modules(write_raster: Callable[..., str], tmp_path: Path
         (["--classes", "a", "b"], "classes: 2 of 3"),
         (["--mean", "1"], "mean: 1"),
         (["--std", "1", "0", "2"], "above 0"),
-        (["--classes", "a", "b", "c\n"], "without control characters"),
+        (["--classes", "a", "b", "c\n"], "must not contain control characters"),
         (["--weights", "nothing.pth"], "nothing.pth: FileNotFoundError"),
     ],
 )

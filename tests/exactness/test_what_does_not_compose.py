@@ -19,7 +19,7 @@ VALID, EXACT = ("--network.padding", "valid"), ("--halo", "exact")
 OF_TILES = "--network.norm_scope", "tile"
 UNPADDED = "an unpadded network reflects the image beyond its edges"
 FOR_VALID = ("--network.padding", "same"), (*OVERLAP, *PLAIN), (*OVERLAP, *OF_TILES)
-JUST = "with halo_mode: exchange each layer takes just what it needs (halo: "
+JUST = "halo_mode: exchange needs no halo, since each layer exchanges its own (halo: "
 ONE_WINDOW = "ranks that exchange halos hold one window of an image each, as large as their shares "
 FLOW = "--partitions", "2", "--micro_batches", "1", "--pipeline", "1f1b"
 # What is asked for, a part of the sentence, and what stands in for it.

@@ -151,7 +151,7 @@ ENDS: dict[str, tuple[str, str, int | None, list[str], str]] = {
         HELD,
         None,
         [ALL],
-        "does not let go of the step that lost",
+        "does not release the step that lost",
     ),
     "too few nodes": ("", LAST, None, [ALL], "1 of the job's nodes answer (n1), at least 2 must"),
     "a failure on living nodes": ("", "exit 3\n", 1, [ALL], "train: failed"),

@@ -212,10 +212,13 @@ def test_a_plan_of_a_module_by_all_its_names(
             lambda net: tilenet.plan(tilenet.adopt(net, 2), bands=3, image=(9, 9)),
             "own bands .bands: 3",
         ),
-        (lambda net: tilenet.plan("torch.nn:ReLU", image=(9, 9)), "first convolution.*give bands"),
+        (
+            lambda net: tilenet.plan("torch.nn:ReLU", image=(9, 9)),
+            "first convolution.*pass bands=N",
+        ),
         (lambda net: tilenet.plan("unet-small", image=(9, 9), node=1), "nearest .* is nodes"),
         (lambda net: tilenet.plan("unet-small"), "give image or images"),
-        (lambda net: tilenet.halo(nn.ReLU()), "give bands"),
+        (lambda net: tilenet.halo(nn.ReLU()), "pass bands=N"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(net: Net, call: Any, sentence: str) -> None:

@@ -258,7 +258,7 @@ def test_what_a_job_lacks_is_said(scene: Path) -> None:
     local = job.split(Net())
     for call, sentence in (
         (lambda: job.predict("i.tif"), "begin with job.steps"),
-        (lambda: local(torch.zeros(1, 2, 9, 9)), "outside of one"),
+        (lambda: local(torch.zeros(1, 2, 9, 9)), "called outside of a step"),
         (lambda: next(job.steps(**SEEN, losses="ce")), "unknown: losses"),
         (lambda: next(job.steps(**SEEN, classes=4)), "network: 3, classes: 4"),
         (lambda: next(job.steps(**{**SEEN, "images": "i.tif+i.tif"})), "network: 2, i.tif.*: 4"),

@@ -1,7 +1,7 @@
-"""From a module to the maps of its graph.
+"""Interpret the graph that `torch.export` records of a module.
 
-`torch.export` records the operators that a forward pass runs, at one size. They are interpreted one
-after another: each map is a `Value`, whose layer `operators.py` tells.
+The graph lists the operators that a forward pass runs, at one size. They are interpreted one after
+another: each map becomes a `Value`, whose layer the operator's function in `operators.py` returns.
 """
 
 import logging
@@ -71,10 +71,10 @@ def graph_of(module: nn.Module, bands: int, size: tuple[int, int], batch_norm: s
     Raises:
         TilenetError: It cannot be recorded, or an operator cannot be a layer.
     """
-    return _Interpreter(_exported(module, bands, size), module, batch_norm).run()
+    return _Interpreter(_export(module, bands, size), module, batch_norm).run()
 
 
-def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedProgram:
+def _export(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedProgram:
     image = torch.randn(IMAGES, bands, *size)
     try:
         with _quiet(), _DataDetached():
@@ -83,17 +83,17 @@ def _exported(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedP
         words = " ".join(str(error).split())
         raise TilenetError(
             f"a module must take one image (B, {bands}, {size[0]}, {size[1]}) and do the same to "
-            f"each ({type(module).__name__}: {words[:300]}); use a network without what depends on "
-            "the pixels' values, another number of bands, or halo_mode: windows "
-            "(window_px in predict), which is approximate"
+            f"each ({type(module).__name__}: {words[:300]}); remove branches that depend on "
+            "pixels' values, name another number of bands, or use halo_mode: windows (window_px in "
+            "predict), which is approximate"
         ) from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's output about a failing export from the terminal: the error holds it too.
+    """Silence torch while it exports: the error of a failing export holds the same text.
 
-    Where a graph depends on pixels' values, it also prints that, at each size.
+    Where a graph depends on pixels' values, torch prints that too, at each size.
     """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -107,7 +107,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _DataDetached(TorchFunctionMode):
-    """`x.data` as `x.detach()`, which the exporter records; it takes the other for a constant."""
+    """Replaces `x.data` by `x.detach()`: the exporter would record `x.data` as a constant."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -124,7 +124,7 @@ class _Interpreter:
         self.names: dict[fx.Node, int] = {}  # results by number: in-place operators share one
         self.results: list[Any] = []
         self.maps: list[Value] = []
-        self.spent: list[object] = []  # random numbers that drop samples of a map
+        self.used_noise: list[object] = []  # sources of random numbers that drop samples of a map
         # Stand-ins for results of refused operators, so that one error names all of them.
         self.refused: list[tuple[Value, Refusal]] = []
 
@@ -153,7 +153,7 @@ class _Interpreter:
 
     def _call_of(self, node: fx.Node) -> Call:
         """The call of a node."""
-        target = str(node.target).split(".", 1)[-1] if "." in str(node.target) else str(node.target)
+        target = str(node.target).split(".", 1)[-1]
         name, _, overload = target.partition(".")
         plain = name.rstrip(IN_PLACE)
         value: Any = node.meta.get("val")
@@ -161,14 +161,14 @@ class _Interpreter:
         tensors = [t for t in (value if several else [value]) if isinstance(t, torch.Tensor)]
         shapes = [tuple(t.shape) for t in tensors]
         return Call(
-            _path(node),
-            _line(node),
-            plain,
-            f"{plain}.{overload}",
-            shapes if several else next(iter(shapes), ()),
-            all(t.dtype == torch.float32 for t in tensors),
-            self.batch_norm,
-            self.maps,
+            where=_path(node),
+            line=_line(node),
+            operator=plain,
+            target=f"{plain}.{overload}",
+            shape=shapes if several else next(iter(shapes), ()),
+            floats=all(t.dtype == torch.float32 for t in tensors),
+            batch_norm=self.batch_norm,
+            maps=self.maps,
         )
 
     def _call(self, node: fx.Node) -> None:
@@ -189,9 +189,10 @@ class _Interpreter:
         result = self._apply(call, node.target, self._argument(node.args), kwargs)
         if isinstance(result, Refusal) and isinstance(call.shape, tuple) and call.floats:
             result = self._stand_in(node, call, result)
-        result = [self._entered(part) for part in result] if isinstance(result, list) else (
-            self._entered(result)
-        )  # fmt: skip
+        if isinstance(result, list):
+            result = [self._as_map(part) for part in result]
+        else:
+            result = self._as_map(result)
         if _writes(node):  # all names of the argument see the result
             assert isinstance(node.args[0], fx.Node)
             self.names[node] = self.names[node.args[0]]
@@ -200,24 +201,25 @@ class _Interpreter:
             self._note(node, result)
 
     def _stand_in(self, node: fx.Node, call: Call, refusal: Refusal) -> Any:
-        """A map in place of a refused one; an argument's refusal stays the result."""
+        """A map in place of the result of a refused call; an argument's refusal is passed on."""
         arguments = _flat(self._argument([*node.args, *node.kwargs.values()]))
         arguments = [x.cells if isinstance(x, Moved) else x for x in arguments]
         cells = [x for x in arguments if isinstance(x, Cells) and x.size]
         like = next((x for x in cells if x.shape == call.shape), None)
         if any(x is refusal for x in arguments) or (like is None and len(call.sizes) != 4):
             return refusal
-        value = Value(
-            call.sizes[1] if like is None else to_map(like).shape[1],
-            (call.sizes[2], call.sizes[3]) if like is None else like.size or (1, 1),
-            like is not None and like.whole,
-            inputs=tuple(value for x in cells for value in maps_in(x)),
-        )
+        inputs = tuple(value for x in cells for value in maps_in(x))
+        if like is None:
+            value = Value(call.sizes[1], (call.sizes[2], call.sizes[3]), inputs=inputs)
+            result = cells_of(value)
+        else:
+            value = Value(to_map(like).shape[1], like.size or (1, 1), like.whole, inputs=inputs)
+            result = from_map(cells_of(value), like.dims)
         self.refused.append((value, refusal))
-        return cells_of(value) if like is None else from_map(cells_of(value), like.dims)
+        return result
 
-    def _entered(self, result: Any) -> Any:
-        """Cells that are a map again are computed once, by one layer."""
+    def _as_map(self, result: Any) -> Any:
+        """Cells that form a map again as a map, which one layer computes once; else the result."""
         if not isinstance(result, Cells) or result.source is not None or not result.is_map:
             return result
         value = map_of(result)
@@ -227,8 +229,8 @@ class _Interpreter:
 
     def _apply(self, call: Call, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of a call, or its refusal, which is raised where the result is used."""
-        schema, values = _bound(function, args, kwargs)
-        # Only what is used is refused: parts of a module may lead nowhere.
+        schema, values = _bind(function, args, kwargs)
+        # A refusal counts only if its result is used: parts of a module may lead nowhere.
         flat = _flat(list(values.values()))
         for argument in flat:
             if isinstance(argument, TilenetError) and not (
@@ -260,7 +262,7 @@ class _Interpreter:
     def _layer(self, call: Call, schema: list[Any], values: dict[str, Any]) -> Any:
         """The result of the operator's own function; other arguments must hold their defaults."""
         function = OPERATORS[call.operator]
-        self._spend(call, values)
+        self._check_noise(call, values)
         x, *parameters = schema
         known = signature(function).parameters
         for parameter in parameters:
@@ -277,13 +279,15 @@ class _Interpreter:
         more = {p.name: values[p.name] for p in parameters if p.name in known}
         return function(call, values[x.name], **more)
 
-    def _spend(self, call: Call, values: dict[str, Any]) -> None:
+    def _check_noise(self, call: Call, values: dict[str, Any]) -> None:
         """Refuse masks that are used twice: each layer that drops draws its own."""
+        if call.operator != "mul":
+            return
         for argument in values.values():
-            if call.operator == "mul" and isinstance(argument, Noise):
-                if argument.source in self.spent:
+            if isinstance(argument, Noise):
+                if argument.source in self.used_noise:
                     raise call.refused("the same random numbers drop samples of several maps")
-                self.spent.append(argument.source)
+                self.used_noise.append(argument.source)
 
     def _argument(self, argument: Any) -> Any:
         if isinstance(argument, fx.Node):
@@ -310,7 +314,8 @@ class _Interpreter:
             raise TilenetError(refusal_of(refusals))
         if not is_map or not result.size:
             raise TilenetError(
-                "a module must give a map (B, classes, H, W) first; wrap it in one that does"
+                "a module must return a map (B, classes, H, W), alone or first; wrap it in one "
+                "that does"
             )
         if result.size != self.maps[0].size:
             raise TilenetError(
@@ -325,12 +330,11 @@ def _flat(arguments: list[Any]) -> list[Any]:
 
 
 def _of_weights(call: Call, values: dict[str, Any]) -> bool:
-    """Whether an operator's first argument is computed of weights and numbers alone."""
+    """Whether an operator's first argument is computed from weights and numbers alone."""
     first = _flat([next(iter(values.values()), None)])
-    cells = [x for x in first if isinstance(x, Cells)]
-    return len(cells) == len(first) > 0 and call.operator != "detach" and not any(
-        x.size or x.over_cells(place) for x in cells for place in range(len(x.dims))
-    )  # fmt: skip
+    if not first or not all(isinstance(x, Cells) for x in first) or call.operator == "detach":
+        return False
+    return not any(x.size or x.over_cells(place) for x in first for place in range(len(x.dims)))
 
 
 def _path(node: fx.Node) -> str:
@@ -350,16 +354,16 @@ class _Tensors:
     """The module's parameters, buffers and constants as a graph names them."""
 
     def __init__(self, program: ExportedProgram, module: nn.Module) -> None:
-        signature = program.graph_signature
-        self.names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        self.constants = signature.inputs_to_lifted_tensor_constants
-        self.constants_of = dict(program.constants)
-        # A tensor may have several names, of which the first is its own.
-        self.own: dict[int, str] = {}
+        inputs = program.graph_signature
+        self.names = {**inputs.inputs_to_parameters, **inputs.inputs_to_buffers}
+        self.constant_names = inputs.inputs_to_lifted_tensor_constants
+        self.constants = dict(program.constants)
+        # The first name of a tensor that has several, by the tensor's id.
+        self.first_names: dict[int, str] = {}
         self.parameters = dict(module.named_parameters(remove_duplicate=False))
         self.buffers = dict(module.named_buffers(remove_duplicate=False))
         for name, tensor in {**self.parameters, **self.buffers}.items():
-            self.own.setdefault(id(tensor), name)
+            self.first_names.setdefault(id(tensor), name)
         self.persistent = module.state_dict().keys()
         self.counters = {
             f"{path}.num_batches_tracked" if path else "num_batches_tracked"
@@ -372,30 +376,30 @@ class _Tensors:
         shape = tuple(node.meta["val"].shape)
         name = self.names.get(node.name)
         if name is None:
-            constant = self.constants.get(node.name)
-            return None if constant is None else constant_of(constant, self.constants_of[constant])
+            constant = self.constant_names.get(node.name)
+            return None if constant is None else constant_of(constant, self.constants[constant])
         if name in self.parameters:
             tensor = self.parameters[name]
-            return cells_of(Weight(self.own[id(tensor)], shape, tensor.requires_grad))
+            return cells_of(Weight(self.first_names[id(tensor)], shape, tensor.requires_grad))
         buffer = self.buffers[name]
-        name = self.own[id(buffer)]
+        name = self.first_names[id(buffer)]
         if name not in self.persistent:
             return constant_of(name, buffer)
         return cells_of(Weight(name, shape, trained=False))
 
     def check_written(self, node: fx.Node, call: Call) -> bool:
         """Refuse what writes over the image or the module; return whether it counts batches."""
-        written = _written(node)
-        if written.op != "placeholder":
+        owner = _memory_owner(node)
+        if owner.op != "placeholder":
             return False
-        name = self.names.get(written.name, self.constants.get(written.name))
+        name = self.names.get(owner.name, self.constant_names.get(owner.name))
         if name in self.counters and call.operator == "add":
             return True
         what = "its image" if name is None else name
         raise call.refused(f"forward itself changes {what}")
 
 
-def _bound(
+def _bind(
     function: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """The parameters of an operator's schema, and the value of each in a call."""
@@ -408,20 +412,20 @@ def _bound(
 
 
 def _arguments(call: Call, schema: list[Any], values: dict[str, Any]) -> Arguments:
-    """A call's arguments as a cellwise step has them."""
+    """A call's arguments in the form that a cellwise step holds."""
     for argument in values.values():
         if isinstance(argument, Noise):
             raise call.refused("random numbers are used for something else than drop path")
     return Arguments(
-        {name: _frozen(argument) for name, argument in values.items()},
+        {name: _freeze(argument) for name, argument in values.items()},
         frozenset(p.name for p in schema if _is_default(values[p.name], p)),
         frozenset(p.name for p in schema if p.kwarg_only),
     )
 
 
-def _frozen(argument: Any) -> Any:
+def _freeze(argument: Any) -> Any:
     if isinstance(argument, list | tuple):
-        return "list", *(_frozen(part) for part in argument)
+        return "list", *(_freeze(part) for part in argument)
     # The precision in which a graph is recorded stands for the map's own.
     return None if argument is torch.float32 else argument
 
@@ -445,7 +449,7 @@ def _writes(node: fx.Node) -> bool:
     return first is not None and bool(first.is_write)
 
 
-def _written(node: fx.Node) -> fx.Node:
+def _memory_owner(node: fx.Node) -> fx.Node:
     """The node whose memory an operator writes to, through views of it."""
     owner = node.args[0]
     assert isinstance(owner, fx.Node)

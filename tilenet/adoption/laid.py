@@ -150,7 +150,7 @@ def _traced(result: Mapless, argument: Mapless, dims: tuple[Dim, ...]) -> tuple[
         numbers = along.expand(
             *argument.tensor.shape[:place], *argument.tensor.shape[place + 1 :], n
         )
-        changed = result.of(argument, numbers.movedim(-1, place).contiguous())
+        changed = result.recompute(argument, numbers.movedim(-1, place).contiguous())
         changing = [
             dim
             for axis, dim in enumerate(dims, changed.dim() - len(dims))

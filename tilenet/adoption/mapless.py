@@ -1,6 +1,6 @@
-"""Tensors that forward computes of no map: numbers that are the same for all cells, or coordinates.
+"""Tensors that forward computes without a map: numbers that all cells share, or coordinates.
 
-They are computed as they are recorded, in float64, until they meet a map (`laid.py`).
+They are computed while the graph is interpreted, in float64, until they meet a map (`laid.py`).
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,11 @@ WIDE = (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
 
 @dataclass(frozen=True, eq=False)
 class Mapless:
-    """A tensor that is computed of numbers alone, at the size at which the graph is recorded.
+    """A tensor that is computed from numbers alone, at the size at which the graph is recorded.
 
     Attributes:
-        tensor: The numbers.
-        call, function, args, named: The call that computed it, and its arguments.
-        number: Its place among several results of the call.
+        call, function, args, kwargs: The call that computed it, and its arguments.
+        number: Its place among several results of the call; None: the call has one result.
     """
 
     tensor: Tensor
@@ -35,26 +34,25 @@ class Mapless:
     kwargs: dict[str, Any]
     number: int | None = None
 
-    def of(self, old: "Mapless", new: Tensor) -> Tensor:
-        """The result with `new` in place of the tensor `old`, and 0.5 in place of all others."""
+    def recompute(self, old: "Mapless", new: Tensor) -> Tensor:
+        """Call again with `new` in place of the tensor `old`, and 0.5 in place of all others."""
 
-        def replaced(argument: Any) -> Any:
+        def replace(argument: Any) -> Any:
             if isinstance(argument, list):
-                return [replaced(part) for part in argument]
+                return [replace(part) for part in argument]
             if not isinstance(argument, Mapless):
                 return _wide(argument)
             if argument is old:
                 return new
             return torch.full_like(argument.tensor, 0.5, dtype=torch.float64)
 
-        result = self.function(
-            *replaced(self.args), **{n: replaced(argument) for n, argument in self.kwargs.items()}
-        )
+        kwargs = {name: replace(argument) for name, argument in self.kwargs.items()}
+        result = self.function(*replace(self.args), **kwargs)
         return result if self.number is None else result[self.number]  # type: ignore[no-any-return]
 
 
 def compute_mapless(call: Call, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The result of an operator on numbers and such tensors, or the refusal of the call."""
+    """The result of an operator on numbers and mapless tensors, or the refusal of the call."""
     refused = refusal(call)
     if torch.Tag.nondeterministic_seeded in function.tags or "empty" in call.operator:
         return refused
@@ -72,11 +70,12 @@ def compute_mapless(call: Call, function: Any, args: Any, kwargs: dict[str, Any]
 
 
 def refusal(call: Call) -> Refusal:
+    """The refusal of a call whose mapless tensors cannot become a layer."""
     return call.refused("a tensor is made in forward of no map")
 
 
 def _wide(argument: Any) -> Any:
-    """Arguments in float64, which stands for the map's own precision."""
+    """Arguments for a call in float64, which stands for the map's own precision."""
     if isinstance(argument, list):
         return [_wide(part) for part in argument]
     if isinstance(argument, Mapless):

@@ -1,6 +1,6 @@
 """`tilenet check`: whether a user module can be cut into tiles, and what its halo is.
 
-With `--save` it becomes a checkpoint, of which maps are made.
+With `--save` it also writes the module as a checkpoint, which `predict` makes maps with.
 """
 
 import json
@@ -26,7 +26,7 @@ from tilenet.training.proof.alone import TilesProof, prove_over_tiles
 __all__ = ["main"]
 
 MODES: tuple[HaloMode, ...] = ("overlap", "exchange")
-IMAGE = 10_000, 10_000  # rows and columns, where the command names none
+IMAGE = 10_000, 10_000  # rows and columns, without --image
 
 
 @command("check")
@@ -44,22 +44,23 @@ def main(arguments: list[str]) -> None:
     if options.ranks is not None:
         if options.ranks < 1:
             raise UsageError(f"there is at least one rank (--ranks: {options.ranks})")
-        request = adopted.layers, options.image or IMAGE, options.ranks
-        modes = MODES if options.halo_mode is None else [options.halo_mode]
-        memory = {mode: rank_memory(*request, mode) for mode in modes}
+        size = options.image or IMAGE
+        for mode in MODES if options.halo_mode is None else [options.halo_mode]:
+            memory[mode] = rank_memory(adopted.layers, size, options.ranks, mode)
     facts = facts_of(adopted)
     if options.json:
-        over = {proof.tiles: {d.what: d.apart for d in proof.differences} for proof in proofs}
-        sizes = {mode: asdict(part) | {"total": part.total} for mode, part in memory.items()}
-        print(json.dumps(facts | {"over": over} | ({"memory": sizes} if memory else {})))
+        facts["over"] = {p.tiles: {d.what: d.apart for d in p.differences} for p in proofs}
+        if memory:
+            facts["memory"] = {
+                m: asdict(part) | {"total": part.total} for m, part in memory.items()
+            }
+        print(json.dumps(facts))
     else:
-        print(
-            "\n".join([_table(facts), *map(_line, proofs), *starmap(memory_line, memory.items())])
-        )
+        print(_table(facts), *map(_line, proofs), *starmap(memory_line, memory.items()), sep="\n")
 
 
 def _proofs(module: nn.Module, adopted: Adopted, batch_norm: str) -> list[TilesProof]:
-    """How far tiles are from the whole image, in this process."""
+    """Compare tiles with the whole image, in this process alone."""
     world()  # starts MPI, without which the code over tiles does not run
     from mpi4py import MPI
 
@@ -98,10 +99,10 @@ def _parser() -> Arguments:
         "--save", metavar="FOLDER", help="write a checkpoint, for predict, evaluate and init"
     )
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="names of the classes")
-    for name, what in (("mean", "less"), ("std", "divided by")):
-        parser.add_argument(
-            f"--{name}", nargs="+", type=float, help=f"{what} which the network gets pixels"
-        )
+    parser.add_argument(
+        "--mean", nargs="+", type=float, help="value that is subtracted from a band's pixels"
+    )
+    parser.add_argument("--std", nargs="+", type=float, help="value that then divides them")
     parser.add_argument(
         "--no-prove",
         dest="prove",
@@ -109,9 +110,14 @@ def _parser() -> Arguments:
         help="do not compare tiles of a small random image with the whole one",
     )
     parser.add_argument("--ranks", type=int, metavar="N", help="say the memory of each of N ranks")
-    parser.add_argument("--halo-mode", choices=MODES, help="of that memory (default: both)")
     parser.add_argument(
-        "--image", type=pair, metavar="N|ROWSxCOLUMNS", help="pixels that they share (10000x10000)"
+        "--halo-mode", choices=MODES, help="with --ranks: how halos are read (default: both)"
+    )
+    parser.add_argument(
+        "--image",
+        type=pair,
+        metavar="N|ROWSxCOLUMNS",
+        help="with --ranks: size of the image that they share (10000x10000)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -1,4 +1,4 @@
-"""Options by which commands are told what labels mean."""
+"""Options of several commands that say what labels mean."""
 
 import argparse
 
@@ -14,12 +14,14 @@ def add_labels(parser: argparse.ArgumentParser, *, choice: bool = False) -> None
     Args:
         choice: Whether `--classes` may name classes instead of mapping values to them.
     """
-    mapped = "polygons: classes of its values, or ignore; else these are class numbers"
+    mapped = "polygons: class of each value of --field, or ignore (default: values are classes)"
     chosen = "classes to show, by name or number; VALUE=CLASS,… says what values of --field mean"
     parser.add_argument(
         "--ignore-index", type=int, default=255, help="label that does not count (255)"
     )
-    parser.add_argument("--field", help="polygons: attribute that holds the class; else all are 1")
+    parser.add_argument(
+        "--field", help="polygons: attribute that holds the class (default: all are class 1)"
+    )
     parser.add_argument(
         "--classes",
         type=_mapping_or_choice if choice else _mapping,
@@ -36,7 +38,7 @@ def add_labels(parser: argparse.ArgumentParser, *, choice: bool = False) -> None
 
 
 def vectors_of(options: argparse.Namespace) -> VectorKeys:
-    """How polygons are burned.
+    """The options of a file of polygons, which say how it is burned.
 
     Raises:
         UsageError: Options contradict each other.

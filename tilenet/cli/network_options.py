@@ -1,4 +1,4 @@
-"""Options by which commands are told a network, an image and its tiles."""
+"""Options of several commands that name a network, an image and its tiles."""
 
 import argparse
 from dataclasses import replace
@@ -37,12 +37,12 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     network.add_argument("--dropout", type=float, help="probability of dropping a channel (0)")
     network.add_argument("--bias", action=argparse.BooleanOptionalAction, default=None)
     network.add_argument("--base", type=int, help="channels of the first level (64)")
-    network.add_argument("--bands", type=int, help="input channels (4; of --network 3)")
+    network.add_argument("--bands", type=int, help="input channels (4; with --network 3)")
     network.add_argument("--classes", type=int, help="output channels (1)")
 
 
 def add_own_network(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name a user module instead; see `check_own_network`."""
+    """Add the options that name a user module in place of a U-Net; see `check_own_network`."""
     own = parser.add_argument_group("your own network")
     own.add_argument("--network", metavar="PACKAGE:NAME", help="a function or class that makes it")
     add_making(own)
@@ -50,14 +50,14 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
 
 def add_making(parser: argparse._ActionsContainer) -> None:
     """Add the options that say how a module is made and adopted."""
-    parser.add_argument("--options", nargs="*", metavar="NAME=VALUE", help="what it is called with")
+    parser.add_argument("--options", nargs="*", metavar="NAME=VALUE", help="arguments of the call")
     parser.add_argument(
         "--batch-norm",
         choices=("frozen", "step"),
         help="keep running statistics, or take those of a step's images (default: frozen)",
     )
     parser.add_argument(
-        "--weights", metavar="FILE", help="weights of it or of a part (.safetensors, .pth, .ckpt)"
+        "--weights", metavar="FILE", help="its weights or a part's (.safetensors, .pth, .ckpt)"
     )
 
 
@@ -71,11 +71,9 @@ def check_own_network(options: argparse.Namespace) -> bool:
     for name in OF_UNETS if own else OF_MODULES:
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                f"{option} describes a U-Net; leave it out, or --network"
-                if own
-                else f"{option} goes with --network; name the module, or leave it out"
-            )
+            if own:
+                raise UsageError(f"{option} describes a U-Net; leave it out, or --network")
+            raise UsageError(f"{option} goes with --network; name the module, or leave it out")
     return own
 
 
@@ -90,12 +88,12 @@ def add_tiles(parser: argparse.ArgumentParser) -> None:
         type=lambda text: int(text) if text.isdigit() else text,
         default="exact",
         metavar="exact|epsilon|PX",
-        help="halo that the tiles are cut with (%(default)s)",
+        help="halo of the tiles (%(default)s)",
     )
 
 
 def network_of(options: argparse.Namespace) -> tuple[UNetOptions, int]:
-    """The network, and what the paper's formula calls its levels.
+    """The network, and its number of levels as the paper counts them.
 
     Raises:
         UsageError: Options contradict each other.
@@ -125,7 +123,7 @@ def network_of(options: argparse.Namespace) -> tuple[UNetOptions, int]:
 
 
 def image_of(options: argparse.Namespace) -> tuple[tuple[int, int] | None, Cut]:
-    """Height and width of the image, and the tiles asked for.
+    """Height and width of the image, if it is named, and how the options cut it.
 
     Raises:
         UsageError: Options contradict each other.

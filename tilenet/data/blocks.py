@@ -1,4 +1,4 @@
-"""Square blocks of images, for work that goes piece by piece."""
+"""Square blocks of images, for work that is done block by block."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ __all__ = ["Blocks"]
 
 
 class Blocks(Sequence[tuple[int, Window]]):
-    """The blocks of images, each with its image's number: image by image, row by row.
+    """Sequence of (number of the image, window) of each block: image by image, row by row.
 
-    A block is made when it is needed: an image of 10¹² pixels has a million of them.
+    A window is computed when it is read: an image of 10¹² pixels has a million of them.
 
     Args:
         sizes: Height and width of each image.
@@ -41,7 +41,7 @@ class Blocks(Sequence[tuple[int, Window]]):
         return image, self.window(image, *divmod(number - first, self.grids[image][1]))
 
     def window(self, image: int, row: int, col: int) -> Window:
-        """The block of an image at a row and column of blocks."""
+        """Window of the block at a row and a column of an image's blocks."""
         top, left, side = row * self.side_px, col * self.side_px, self.side_px
         height, width = self.sizes[image]
         return Window(top, left, min(side, height - top), min(side, width - left))

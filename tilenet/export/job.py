@@ -1,4 +1,4 @@
-"""A checkpoint in, a file for other programs out."""
+"""Export a checkpoint's network to a file that other programs run."""
 
 import json
 from collections.abc import Mapping
@@ -38,8 +38,8 @@ class Export:
     Attributes:
         network: Folder of a training run, or of a checkpoint.
         out: File to write; its ending says the format.
-        output: `logits` or `probabilities`; of a regression its values are the logits.
-        tile_px: Side of windows in other programs; None: 512 px or more, as fits its halo.
+        output: `logits` or `probabilities`; a regression has logits only, which are its values.
+        tile_px: Side of windows in other programs; None: 512 px or more, depending on the halo.
         module: The module of a checkpoint that holds weights alone (`halo_mode: windows`).
         overwrite: Whether files of that name are replaced.
     """
@@ -56,7 +56,7 @@ def export_network(job: Export) -> list[str]:
     """Write the file, and a STAC item next to it, with the ending .json.
 
     Returns:
-        Sentences on what the file takes and gives.
+        Sentences on the file's input and output.
 
     Raises:
         TilenetError: The checkpoint is broken, the network cannot be exported, or the file not
@@ -66,7 +66,7 @@ def export_network(job: Export) -> list[str]:
     onnx = out.suffix == ".onnx"
     _check(job, out)
     folder = checked_checkpoint(Path(job.network)).resolve()
-    # Programs that run .onnx files, on CPUs above all, know convolutions of float32.
+    # Programs that run .onnx files on CPUs often have no convolutions but those of float32.
     record, network = load_network(folder, "float32" if onnx else None, job.module)
     dtype = parameter_dtype("float32" if onnx else record.precision)
     if job.output == "probabilities" and record.task == "regression":
@@ -74,7 +74,7 @@ def export_network(job: Export) -> list[str]:
     context = record.context()
     tile = decide_tile(context, record.opaque, job.tile_px)
     whole = FromPixels(network, record, dtype, softmax=job.output == "probabilities")
-    # Deepness takes .onnx files of one size alone.
+    # Deepness takes only .onnx files with a fixed size.
     any_size = not onnx and record.opaque is None
     traced = trace(whole, tile.px, context.alignment_px, any_size=any_size)
     about = Description(
@@ -108,7 +108,7 @@ def _check(job: Export, out: Path) -> None:
 
 
 def _time_of(checkpoint: Path) -> str:
-    """When it was written, in UTC."""
+    """Time at which a checkpoint was written, in UTC."""
     written = (checkpoint / WEIGHTS).stat().st_mtime
     return datetime.fromtimestamp(written, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -128,7 +128,7 @@ def _write(traced: Traced, out: Path, properties: Mapping[str, str]) -> None:
 
 
 def _sentences(job: Export, about: Description) -> list[str]:
-    """What the file takes and gives, and where its maps differ from ours."""
+    """What the file takes and gives, and where its maps differ from those of tilenet."""
     tile, alignment_px = about.tile, about.record.context().alignment_px
     size, rest = f"{tile.px} × {tile.px} px", tile.px % alignment_px
     if about.any_size:
@@ -142,12 +142,12 @@ def _sentences(job: Export, about: Description) -> list[str]:
 
 
 def _notes(record: NetworkRecord) -> list[str]:
-    """Where maps of other programs differ from ours."""
+    """Where maps of other programs differ from those of tilenet."""
     if record.opaque is not None:
         return [
             "windows of tilenet predict are blended where they overlap: others' maps differ there"
         ]
-    if any(_is_of_image(layer) for layer in record.layers):
+    if any(_depends_on_image(layer) for layer in record.layers):
         return [
             "the network takes averages, statistics or places of the whole image, and of a window "
             "where it is given a window: others' maps differ from those of tilenet predict"
@@ -155,8 +155,8 @@ def _notes(record: NetworkRecord) -> list[str]:
     return []
 
 
-def _is_of_image(layer: Layer) -> bool:
-    """Whether what a trained layer gives depends on the whole image that it is given."""
+def _depends_on_image(layer: Layer) -> bool:
+    """Whether each value of a trained layer's output depends on the whole input, or its size."""
     return (
         isinstance(layer, GlobalPool | Coordinates)
         or by_corners(layer)

@@ -14,11 +14,11 @@ ARTIFACTS = {"pt2": "torch.export.save", "onnx": "torch.onnx.export"}
 
 
 def stac_item(about: Description) -> dict[str, Any]:
-    """The item as plain values; its asset is the file, which lies next to it."""
+    """The item as plain values; its asset is the exported file in the same folder."""
     stem, _, ending = about.file.rpartition(".")
     name = f"tilenet-{_letters(stem)}".rstrip("-._")
     bands = [str(band) for band in about.record.wanted_bands]
-    # Of the item for MLM, of its asset for STAC itself.
+    # MLM looks for bands in the item's properties, STAC itself in the asset.
     entries = [{"name": band} for band in bands]
     return {
         "type": "Feature",
@@ -30,7 +30,7 @@ def stac_item(about: Description) -> dict[str, Any]:
             "datetime": about.trained,
             "bands": entries,
             **_model(about, name, bands),
-            **_of_ours(about),
+            **_own_properties(about),
         },
         "assets": {
             "model": {
@@ -47,12 +47,13 @@ def stac_item(about: Description) -> dict[str, Any]:
 
 
 def _model(about: Description, name: str, bands: list[str]) -> dict[str, Any]:
+    """The properties of MLM."""
     record = about.record
-    numbers = record.task == "regression"
-    tasks = ["regression" if numbers else "semantic-segmentation"]
+    is_regression = record.task == "regression"
+    tasks = ["regression" if is_regression else "semantic-segmentation"]
     images, in_px, out_px = 1, about.tile.px, about.tile.px - 2 * record.context().offset_px
     if about.any_size:
-        images = in_px = out_px = -1
+        images = in_px = out_px = -1  # MLM's sign for any number
     classes = [
         {"value": number, "name": _letters(text) or str(number), "description": text or str(number)}
         for number, text in enumerate(record.classes)
@@ -78,21 +79,21 @@ def _model(about: Description, name: str, bands: list[str]) -> dict[str, Any]:
         ],
         "mlm:output": [
             {
-                "name": "values" if numbers else about.output,
+                "name": "values" if is_regression else about.output,
                 "tasks": tasks,
                 "result": {
                     "shape": [images, len(classes), out_px, out_px],
                     "dim_order": ["batch", "class", "height", "width"],
                     "data_type": about.dtype,
                 },
-                "classification:classes": [] if numbers else classes,
+                "classification:classes": [] if is_regression else classes,
             }
         ],
     }
 
 
-def _of_ours(about: Description) -> dict[str, Any]:
-    """What a program needs that cuts an image into windows, and fills in pixels without data."""
+def _own_properties(about: Description) -> dict[str, Any]:
+    """Properties for programs that cut an image into windows and fill in pixels without data."""
     record, context = about.record, about.record.context()
     values: dict[str, Any] = {
         "tilenet:halo_px": context.halo_px,
@@ -109,5 +110,5 @@ def _of_ours(about: Description) -> dict[str, Any]:
 
 
 def _letters(text: str) -> str:
-    """A text of the letters that names of models and classes have."""
+    """Replace what names of models and classes may not contain by hyphens."""
     return re.sub(r"[^0-9A-Za-z_-]+", "-", text)

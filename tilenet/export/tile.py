@@ -8,8 +8,8 @@ from tilenet.geometry.opaque import Opaque
 
 __all__ = ["ExportTile", "decide_tile"]
 
-LEAST_PX = 512  # of a tile where --tile is not given
-MOST_PERCENT = 99  # of overlap, as Deepness takes it
+LEAST_PX = 512  # smallest tile that is chosen without --tile
+MOST_PERCENT = 99  # largest overlap that Deepness takes
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class ExportTile:
 
     Attributes:
         px: Side of the window.
-        overlap_percent: Share of its side that it has in common with the next one: at least a halo
-            of each.
-        on_grid: Whether windows that overlap so begin on the network's grid, as tiles of maps do.
+        overlap_percent: Share of its side that it has in common with the next window: at least the
+            halos of both.
+        on_grid: Whether windows with this overlap begin on the network's grid, as tiles of maps do.
     """
 
     px: int
@@ -32,8 +32,9 @@ def decide_tile(context: Context, opaque: Opaque | None, tile_px: int | None) ->
     """The window's size, and the least overlap in whole percents that keeps own pixels exact.
 
     Args:
-        opaque: The network's only layer, where it is a module as it is.
-        tile_px: The size; None: at least four halos, with 4 % of it whole alignments.
+        opaque: The network's only layer, where the network is an opaque module.
+        tile_px: The size; None: at least four halos, such that 4 % of it is a multiple of the
+            alignment.
 
     Raises:
         TilenetError: The network does not take windows of `tile_px`.
@@ -46,7 +47,7 @@ def decide_tile(context: Context, opaque: Opaque | None, tile_px: int | None) ->
             )
         return ExportTile(opaque.window_px, 50, on_grid=True)
     alignment, both_px = context.alignment_px, 2 * context.halo_px
-    rest = both_px % alignment  # not 0 of unpadded networks only
+    rest = both_px % alignment  # 0, except for unpadded networks
     unit = 25 * alignment
     px = -(-max(LEAST_PX, 2 * both_px) // unit) * unit + rest if tile_px is None else tile_px
     least = -(-100 * both_px // max(px, 1))

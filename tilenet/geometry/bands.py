@@ -1,13 +1,13 @@
 """Which rank sweeps which tiles: bands of each column of tiles, from top to bottom.
 
-A band is swept at once, a row of tiles after the other, so that just its outermost tiles read a
-halo. One rank and one column of tiles read every pixel once.
+A rank sweeps a band without a break, row of tiles after row of tiles, so that only the band's
+outermost tiles read a halo. One rank and one column of tiles read every pixel once.
 
-For a tile, layers compute the same rows at once in every band, so that its numbers are the same to
-the last bit: strips are rows of tiles wherever a band begins, and it begins a strip before its
-halo. In its first strip layers compute more rows at once, of which its tiles see nothing.
+A tile's numbers are the same to the last bit in every band, because layers compute the same rows at
+a time for it: strips are rows of tiles wherever a band begins, and a band begins one strip before
+its halo. In that first strip layers compute more rows at a time, which its tiles do not look at.
 
-Where columns exchange their halos, each rank sweeps one from top to bottom, all at the same pace.
+Where columns exchange their halos, each rank sweeps one column, all at the same pace.
 """
 
 from bisect import bisect
@@ -23,12 +23,12 @@ __all__ = ["Band", "bands", "read_ratio"]
 
 @dataclass(frozen=True)
 class Band:
-    """Tiles below one another.
+    """Neighbouring tiles of a column, which a rank sweeps without a break.
 
     Attributes:
         tiles: Numbers of the tiles, from the top.
-        strips: Rows of tiles that it is swept in, until its own tiles are done: the last one may
-            not have to come.
+        strips: Rows of tiles that are read until the band's own tiles are done; the sweep may end
+            before the last one.
         part: The window of all strips.
     """
 
@@ -38,12 +38,12 @@ class Band:
 
 
 def bands(tiling: Tiling, numbers: Sequence[int], parts: int) -> list[list[Band]]:
-    """Bands that all tiles of `numbers` are in, shared out over the ranks as evenly as they can be.
+    """Share tiles out over ranks as evenly as possible, and group each rank's tiles into bands.
 
     Args:
         tiling: A tiling with the exact halo.
-        numbers: Tiles, in any order.
-        parts: Ranks; as many as columns of tiles where these exchange halos.
+        numbers: Numbers of the tiles, in any order.
+        parts: Number of ranks; where columns exchange halos, the number of columns.
 
     Returns:
         One list per rank.
@@ -85,7 +85,7 @@ def _strip_at(rows: tuple[Span, ...], row: int) -> int:
 
 
 def read_ratio(tiling: Tiling, parts: int) -> float:
-    """Pixels that ranks read, if all read as many as the one that reads most, per pixel."""
+    """Pixels read per pixel of the image, as if all ranks read as many as the busiest one."""
     shares = bands(tiling, range(len(tiling.tiles)), parts)
     most = max(sum(band.part.height * band.part.width for band in share) for share in shares)
     return most * parts / (tiling.height * tiling.width)

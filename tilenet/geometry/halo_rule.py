@@ -1,4 +1,4 @@
-"""What a tile reads around what it owns: the rule that a run asks for, and what follows from it."""
+"""How many pixels a tile reads around its own pixels, and on which grid it starts."""
 
 from dataclasses import dataclass
 
@@ -12,18 +12,18 @@ __all__ = ["HaloRule", "halo_rule"]
 
 @dataclass(frozen=True)
 class HaloRule:
-    """How read windows follow from own windows.
+    """How a tile's read window follows from its own window.
 
     Attributes:
-        halo_px: Pixels read before an own window.
-        alignment_px: Own windows start at multiples of this.
-        offset_px: Output cell 0 stands on this pixel of the read window.
+        halo_px: Pixels that are read on each side of an own window.
+        alignment_px: Own windows start at multiples of this number of pixels.
+        offset_px: Pixel of the read window on which output cell 0 lies.
         valid_layers: The layers of an unpadded network, whose read windows reach over the raster's
             edges and must have a legal size; empty for *same* padding, whose windows are shifted
             inside instead.
         exact: Whether tiles give the result of the whole raster.
-        exchanged: Whether halos come from the neighbours layer by layer, so that a tile reads what
-            it owns and no more.
+        exchanged: Whether neighbours send halos layer by layer, so that a tile reads its own pixels
+            alone.
     """
 
     halo_px: int
@@ -37,16 +37,15 @@ class HaloRule:
 def halo_rule(
     halo: int | str, layers: tuple[Layer, ...], epsilon_px: int = 0, *, exchanged: bool = False
 ) -> HaloRule:
-    """The rule that a run asks for.
+    """The halo rule for a run's key `halo`.
 
     Args:
-        halo: `exact`; `epsilon` for the paper's tiling, to the pixel and without alignment; or
-            pixels.
+        halo: `exact`; `epsilon`: the paper's tiling, without alignment; or a number of pixels.
         epsilon_px: The paper's halo for this network; 0: it has none.
-        exchanged: Halos come from the neighbours layer by layer, whatever `halo` says.
+        exchanged: Whether neighbours send halos layer by layer; `halo` is ignored then.
 
     Raises:
-        TilenetError: The network is unpadded and has no choice, or the pixels break the alignment.
+        TilenetError: The network does not allow this halo, or the pixels break the alignment.
     """
     context = context_of(layers)
     if exchanged:
@@ -54,7 +53,7 @@ def halo_rule(
     if (opaque := opaque_of(layers)) is not None:
         if halo != "exact":
             raise TilenetError(
-                f"windows overlap by half, whatever the network (halo: {halo}, window: "
+                f"windows of any network overlap by half (halo: {halo}, window: "
                 f"{opaque.window_px} px); use halo: exact"
             )
         return HaloRule(opaque.step_px, opaque.step_px, exact=False)

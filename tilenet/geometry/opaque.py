@@ -1,7 +1,7 @@
-"""A module that stays as it is: its receptive field is unknown, so it runs on windows of one size.
+"""An opaque module: its receptive field is unknown, so it runs on windows of one size.
 
-Windows of a map overlap by half. So the windows that touch what a tile owns begin half a window
-before it, and each pixel away from the image's edges lies in four of them.
+Windows of a map overlap by half. So the windows that touch a tile's own pixels begin half a window
+before them, and each pixel away from the image's edges lies in four windows.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from tilenet.geometry.layers import Layer
 
 __all__ = ["Opaque", "no_code", "opaque_of"]
 
-MOST_UNIT_PX = 32  # of the grid on which crops begin
+MOST_UNIT_PX = 32  # largest spacing of the grid on which crops begin
 
 
 @dataclass(frozen=True)
 class Opaque(Layer):
-    """The whole network as one layer, which is no list of layers.
+    """A whole network as one layer.
 
     Attributes:
         window_px: Height and width of the windows that it runs on, an even number.
-        code: Name of the function that makes it, as in `package:function`; for people only.
+        code: Name of the function that builds the module, `package:function`; only for messages.
     """
 
     window_px: int
@@ -31,10 +31,10 @@ class Opaque(Layer):
 
     @property
     def note(self) -> str:
-        """The note about a run and a map, which is in the map's metadata too."""
+        """Note that a run prints, and that is kept in a map's metadata."""
         return (
             f"approximate: it sees windows of {self.window_px} × {self.window_px} px and nothing "
-            "around them; maps are blended of windows that overlap by half"
+            "around them; maps are blended from windows that overlap by half"
         )
 
     @property
@@ -44,17 +44,17 @@ class Opaque(Layer):
 
     @property
     def unit_px(self) -> int:
-        """Crops begin on multiples of this: the largest power of two, up to 32, of the window."""
+        """Spacing of the crops: the largest power of two, up to 32, that divides `window_px`."""
         return min(self.window_px & -self.window_px, MOST_UNIT_PX)
 
 
 def opaque_of(layers: tuple[Layer, ...]) -> Opaque | None:
-    """The only layer of a module as it is; None: the network is a list of layers."""
+    """The only layer of an opaque module; None: the network is a list of layers."""
     return layers[0] if layers and isinstance(layers[0], Opaque) else None
 
 
 def no_code(layer: Opaque, where: str) -> TilenetError:
-    """The error where the module is needed and not named."""
+    """The error of a command that needs the opaque module and does not name it."""
     return TilenetError(
         f"a checkpoint of windows holds weights, not the module's code ({where}: {layer.code}); "
         f"map with --network {layer.code} and its --options, in Python with module="

@@ -30,7 +30,7 @@ class LocalNetwork(nn.Module):
 
     Args:
         adopted: The network, the same on all ranks.
-        halo_mode: How tiles get their context; `auto`: chosen from the images' sizes.
+        halo_mode: Source of a tile's halo; `auto`: chosen from the images' sizes.
     """
 
     def __init__(self, adopted: Adopted, halo_mode: OwnHaloMode) -> None:
@@ -49,15 +49,15 @@ class LocalNetwork(nn.Module):
         """
         if self._pipe is None or self._origin is None:
             raise TilenetError(
-                "a network over ranks computes tiles of a step (called: outside of one); call it "
-                "in `for tile in step`, and use job.predict for maps"
+                "a network over ranks computes only tiles of a step (it was called outside of a "
+                "step); call it in `for tile in step`, or use job.predict for maps"
             )
         with tf32_if_asked(self.adopted.precision):
             output: Tensor = self._pipe([image], [self._origin])[0]
         return output
 
     def copy_for_maps(self) -> Network:
-        """A copy on the CPU, since a map fixes norms and moves layers, also those that share."""
+        """A copy on the CPU: mapping fixes norms and moves layers, which training must not see."""
         network = network_to_fill(self.adopted.layers, parameter_dtype(self.adopted.precision))
         network.load_state_dict(self.network.state_dict())
         return network
@@ -67,7 +67,7 @@ class LocalNetwork(nn.Module):
         return self.adopted.module_state(self.network.state_dict())
 
     def gradients(self, comm: "MPI.Intracomm") -> GradientSum:
-        """The sum of its gradients over all ranks; made once. Collective on the first call."""
+        """The sum of its gradients over all ranks, built on the first call, which is collective."""
         if self._sum is None:
             self._sum = GradientSum(self.network.trained, comm)
         return self._sum

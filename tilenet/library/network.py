@@ -1,4 +1,4 @@
-"""The argument `net` of the library's functions, turned into keys of the run file."""
+"""Turn the argument `net` of the library's functions into keys of the run file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +16,12 @@ UNET_PREFIX = "unet-"
 def network_keys(
     net: nn.Module | str | Mapping[str, Any] | None, keys: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The run file's group `network` for a network that a program names or holds.
+    """The run file's group `network` for the network that a program passes.
 
     Args:
-        net: A module, `package:function` that makes one, the name of a U-Net, or keys of the group.
-        keys: Keys of a run; those of its group `network`, if it has one, are kept.
+        net: A module; `package:function` that builds one; the name of a U-Net; keys of the group;
+            or None: the group of `keys`.
+        keys: Keys of a run; those of its group `network` stay where `net` does not set them.
 
     Raises:
         TilenetError: There is no such network.
@@ -39,10 +40,10 @@ def network_keys(
         return group | {"preset": preset}
     if ":" in net:
         return group | {"module": net}
+    names = ", ".join(f"{UNET_PREFIX}{name}" for name in PRESETS)
     raise TilenetError(
-        f"a network is a torch.nn.Module, package:function, or one of {UNET_PREFIX}"
-        f"{f', {UNET_PREFIX}'.join(PRESETS)} (net: {net}); name one of these, or leave it "
-        "out and give network={...}"
+        f"a network is a torch.nn.Module, package:function, or one of {names} (net: {net}); name "
+        "one of these, or leave it out and pass network={...}"
     )
 
 
@@ -56,6 +57,6 @@ def first_bands(net: nn.Module) -> int:
         if isinstance(part, nn.Conv2d):
             return part.in_channels
     raise TilenetError(
-        f"a network's first convolution says how many bands it takes ({type(net).__name__} has "
-        "none); give bands"
+        "the number of bands is that of a network's first convolution "
+        f"({type(net).__name__} has none); pass bands=N"
     )

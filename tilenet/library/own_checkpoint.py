@@ -28,6 +28,10 @@ def save(
 ) -> None:
     """Write a checkpoint, which becomes the folder's `last`.
 
+    Args:
+        step: Number of steps done.
+        optimizer: None: its states are not saved.
+
     Raises:
         TilenetError: The folder cannot be written.
     """
@@ -38,14 +42,18 @@ def save(
 def load(
     folder: Path, local: LocalNetwork, optimizer: torch.optim.Optimizer | None
 ) -> tuple[int, NetworkRecord]:
-    """Load the weights and the optimizer's states; return the number of steps made and the record.
+    """Load the weights and the optimizer's states; return the number of steps done and the record.
+
+    Args:
+        folder: A checkpoint, or the folder whose `last` names it.
+        optimizer: None: its states are not loaded.
 
     Raises:
         TilenetError: There is no such checkpoint, or it belongs to another network or optimizer.
     """
     checkpoint = find_checkpoint(folder)
-    weights, names = load_tensors(checkpoint / "weights.safetensors"), local.adopted.names
-    load_weights(local.network, weights, str(checkpoint), names)
+    weights = load_tensors(checkpoint / "weights.safetensors")
+    load_weights(local.network, weights, str(checkpoint), local.adopted.names)
     if optimizer is not None:
         state = load_tensors(checkpoint / "state.safetensors")
         fill_optimizer(local.network, optimizer, state, str(checkpoint))

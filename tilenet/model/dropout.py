@@ -1,9 +1,8 @@
 """Dropout whose masks are the same on every rank.
 
-Masks of dropout are a function of (seed, step, image, layer, channel), never of a rank. torch draws
-masks from a stream that each process walks for itself, so a channel would be kept on one tile of an
-image and dropped on the next. Here all tiles of an image share their masks, however many ranks
-compute them.
+torch draws masks from a random stream of each process, so that a channel would be kept on one tile
+of an image and dropped on the next. Here a mask is a function of (seed, step, image, layer,
+channel), never of a rank: all tiles of an image share it, however many ranks compute them.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ __all__ = ["KeyedDropout", "MaskKey"]
 
 @dataclass
 class MaskKey:
-    """The key of the masks of the forward pass under way; shared by a network's layers.
+    """Key of the masks of the current forward pass; a network's layers share it.
 
     Attributes:
         seed: Seed of the run.
@@ -40,10 +39,13 @@ class MaskKey:
 class KeyedDropout(nn.Module):
     """Zeroes values with probability p and divides the others by 1 − p, in training.
 
-    Whole channels: channel c of image i is kept where the c-th of `uniform(channels, seed,
-    "dropout", step, i, layer)` is at least p. Whole samples: where the first of these is. Single
-    cells: a row's cells and their channels are counted through, and the key has the row behind the
-    layer. (B, C, H, W) in and out.
+    (B, C, H, W) in and out. `drops` says what is dropped, by numbers of `uniform(count, seed,
+    "dropout", step, image, layer)`, which are kept where they are at least p:
+
+    - `channels`: the c-th number belongs to channel c;
+    - `samples`: the first number belongs to the whole sample;
+    - `cells`: a row has numbers of its own, whose key has the row after the layer; they belong to
+      its cells from left to right, channel by channel within a cell.
 
     Args:
         layer: Probability and kind of the dropout.
@@ -51,7 +53,7 @@ class KeyedDropout(nn.Module):
         mask_key: Shared by the network's layers; set before each forward pass.
 
     Attributes:
-        place: Row and column of the whole map at which a sample's map begins, by its number.
+        place: Function of a sample's number: row and column of the whole map where it begins.
     """
 
     place: Callable[[int], tuple[int, int]]
@@ -67,7 +69,7 @@ class KeyedDropout(nn.Module):
         if not self.training:
             return x
         if self.probability == 0:
-            return x.clone()  # a rectifier after it may write over it
+            return x.clone()  # an in-place ReLU may follow
         return x * upload(self._masks(*x.shape).to(x.dtype), x.device)
 
     def _masks(self, samples: int, channels: int, rows: int, cols: int) -> Tensor:
@@ -86,13 +88,13 @@ class KeyedDropout(nn.Module):
             if self.drops == "cells":
                 top, left = self.place(sample)
                 first, count = left * channels, cols * channels
-                lines = [uniform(count, *parts, top + row, first=first) for row in range(rows)]
-                drawn.append(np.stack(lines).reshape(rows, cols, channels).transpose(2, 0, 1))
+                by_row = [uniform(count, *parts, top + row, first=first) for row in range(rows)]
+                drawn.append(np.stack(by_row).reshape(rows, cols, channels).transpose(2, 0, 1))
             else:
                 number = channels if self.drops == "channels" else 1
                 drawn.append(uniform(number, *parts)[:, None, None])
         masks = torch.from_numpy(np.stack(drawn) >= self.probability).to(torch.float64)
-        return masks / (1 - self.probability or 1)  # of p = 1 all are 0
+        return masks / (1 - self.probability or 1)  # with p = 1 all masks are 0
 
     def extra_repr(self) -> str:
         return f"p={self.probability}, {self.drops}, layer={self.layer}"

@@ -1,4 +1,4 @@
-"""With float16 a loss is scaled, since small gradients would be rounded to zero."""
+"""Scale the loss under float16, where small gradients would be rounded to zero."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,25 +7,24 @@ from tilenet.errors import TilenetError
 
 __all__ = ["LossScale"]
 
-# The loss is a sum over pixels, not a mean: the gradient of each logit is of order 1 by itself, and
-# that of a weight adds up millions of them. A scale of 1 here is what 10⁶ is to the mean of a
-# megapixel, and large tiles need less than 1: float16 ends at 65 504.
+# The loss is a sum over pixels, not a mean: the gradient of each logit is of order 1, and that of a
+# weight adds up millions of them. A scale of 1 here equals one of 10⁶ for the mean of a megapixel,
+# and large tiles need less than 1: float16 ends at 65 504.
 FIRST, SMALLEST, LARGEST = 1.0, 2.0**-24, 2.0**24
 
-
-PATIENCE = 2000  # steps without overflow before the scale is doubled, as torch's own GradScaler
+PATIENCE = 2000  # steps without overflow before the scale is doubled, as in torch's GradScaler
 
 
 @dataclass
 class LossScale:
     """Factor of the loss before backward, by which gradients are divided after it.
 
-    A power of two, so that scaling rounds nothing. It must change alike on all ranks, which it does
-    by itself: it looks at summed gradients, and a sum is infinite on all ranks or on none.
+    A power of two, so that scaling rounds nothing. It changes alike on all ranks without messages:
+    it depends on summed gradients, and a sum is infinite on all ranks or on none.
 
     Attributes:
-        value: 1 for all precisions but float16.
-        most: It never grows above this; 1: there is nothing to watch.
+        value: The factor; 1 for all precisions but float16.
+        most: Largest factor; 1: gradients need not be checked for overflow.
         calm_steps: Steps since the last overflow or doubling.
     """
 
@@ -39,10 +38,10 @@ class LossScale:
         return cls(FIRST, LARGEST) if precision == "float16" else cls()
 
     def restore(self, value: Any, calm_steps: Any) -> None:
-        """Take up the scale of a run that goes on.
+        """Set the scale that a resumed run's checkpoint holds.
 
         Raises:
-            TilenetError: These are no scale and no number of steps.
+            TilenetError: A value is not a legal scale or number of steps.
         """
         known = all(type(x) in (int, float) for x in (value, calm_steps))
         if not (known and SMALLEST <= value <= LARGEST and 0 <= calm_steps < PATIENCE):

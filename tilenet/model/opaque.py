@@ -16,16 +16,17 @@ __all__ = ["OpaqueModule", "first_map", "opaque_network"]
 
 
 class OpaqueModule(nn.Module):
-    """Runs a module on windows (B, bands, H, W), and gives its first map (B, classes, H, W).
+    """Runs a user module on windows (B, bands, H, W); returns its first map (B, classes, H, W).
 
-    Batch norms keep their running statistics, and parts that came in evaluation mode stay in it.
-    What the module draws at random in training depends on the seed, the step and the crop, not on
-    the rank: so do its own generators, where it asks torch's.
+    Batch norms keep their running statistics, and submodules that are in evaluation mode stay in
+    it. Random numbers that the module draws in training from torch's default generators depend on
+    the seed, the step and the crop, not on the rank.
     """
 
     def __init__(self, module: nn.Module, mask_key: MaskKey) -> None:
         super().__init__()
         parts = list(module.modules())
+        # A module whose parts are all in evaluation mode counts as one in training.
         some_train = any(part.training for part in parts)
         self._fixed = [part for part in parts if some_train and not part.training]
         self._fixed += [p for p in parts if isinstance(p, nn.modules.batchnorm._BatchNorm)]
@@ -33,7 +34,7 @@ class OpaqueModule(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> "OpaqueModule":
-        """As of torch, but for the parts that stay in evaluation mode."""
+        """As `nn.Module.train`, except for submodules that stay in evaluation mode."""
         super().train(mode)
         for part in self._fixed:
             part.eval()
@@ -51,7 +52,7 @@ class OpaqueModule(nn.Module):
 
 
 def first_map(output: Any) -> Tensor:
-    """The map in a module's output: the output itself, the first of several, or that called `out`.
+    """The map in a module's output: the output itself, the first of several, or the entry `out`.
 
     Raises:
         TypeError: The output holds no map.
@@ -62,12 +63,12 @@ def first_map(output: Any) -> Tensor:
         elif isinstance(output, list | tuple) and output:
             output = output[0]
         else:
-            raise TypeError(f"a network gives a map, it gave {type(output).__name__}")
+            raise TypeError(f"a network must return a map (it returned {type(output).__name__})")
     return output
 
 
 def opaque_network(module: nn.Module, seed: int, precision: str) -> Network:
-    """The network whose only layer is the module, which is taken over."""
+    """The network whose only layer is the module, which is moved to the precision in place."""
     mask_key = MaskKey(seed=seed)
     network = Network([OpaqueModule(module, mask_key)], mask_key).to(parameter_dtype(precision))
     for parameter in network.parameters():

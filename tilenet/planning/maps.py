@@ -1,12 +1,12 @@
-"""How an image is mapped: swept, tile after tile, shared out over the ranks, or in several passes.
+"""Choose how an image is mapped: in a sweep, tile by tile, by exchange of halos, or in passes.
 
-A sweep computes each pixel once per rank that looks at it, and is taken wherever it computes less
+A sweep computes each pixel once per rank that looks at it, and is chosen where it computes less
 than tiles do.
 
-Instance and group norm with `scope: image` need the statistics of the whole image at their layer,
-global pools its averages. Where each rank's share of the image fits its memory, the ranks hold it
-all at once and exchange halos: one pass, no redundant work. Else the image is read strip by strip
-or tile after tile, once for each such layer and once more to map, with bounded memory.
+Instance and group norms with `scope: image` need the statistics of the whole image at their layer,
+global pools its averages. Where each rank's share of the image fits its memory, the ranks hold the
+whole image and exchange halos: one pass, no redundant work. Else the image is read strip by strip
+or tile by tile, once for each such layer and once more to map, with bounded memory.
 """
 
 from contextlib import suppress
@@ -33,20 +33,20 @@ from tilenet.planning.mesh import choose_mesh
 
 __all__ = ["GPU_STRIP_PX", "MapPlan", "MapQuestion", "choose_map", "plan_passes"]
 
-# Ranks that are looked through for a number that would hold the image.
+# Largest number of ranks that is tried for one that would hold the image.
 MOST_RANKS = 4096
-# Times its budget that a tile may take which owns less than twice its halo.
+# A tile that owns less than twice its halo may take this many times its budget.
 WIDE_HALO = 4
-# Rows of the deepest maps in a strip, the best first: of fewer, their neighbours are copied more
-# often than they are computed. STRIP_PX is the fewest rows of the image.
+# Rows of the deepest maps in a strip, the best first: with fewer rows their neighbours are copied
+# more often than they are computed. STRIP_PX is the fewest rows of the image.
 STRIP_CELLS, STRIP_PX = (4, 2, 1), 64
-# A strip costs a GPU as much as these pixels before it computes one: on an H200 11 ms, against
-# 43 ns per pixel of the preset small. A CPU has caches, which low strips suit.
+# Starting a strip costs a GPU as much time as this many pixels: on an H200 11 ms, against 43 ns per
+# pixel of the preset small. A CPU has caches, which low strips suit.
 GPU_STRIP_PX = 1 << 18
-STEADY_RANKS = 4  # that strips suit, where any number of ranks may go on with them
-MOST_COLUMNS = 16  # of tiles that are looked through for one rank
-# Ranks exchange halos where they then read at most this share of the pixels: tiles that do not are
-# the same to the last bit on any number of ranks, these to rounding.
+STEADY_RANKS = 4  # strips are chosen for this number where any number may go on with the map
+MOST_COLUMNS = 16  # largest number of columns of tiles that is tried for one rank
+# Columns exchange halos only if ranks then read at most this share of the pixels: with exchange a
+# map is the same on any number of ranks to rounding only, without it to the last bit.
 ENOUGH_LESS = 0.9
 
 
@@ -55,22 +55,23 @@ class MapQuestion:
     """An image to map, and the ranks and memory to map it with.
 
     Attributes:
-        layers: The network.
+        layers: The network's layers.
         size: Height and width of the image.
         rule: The halo, and how tiles are aligned.
         halo_asked: Whether the user chose another halo than the exact one.
         tile_px: Largest own size of a tile; None: as much as memory allows.
-        num_ranks: Ranks that map together.
+        num_ranks: Number of ranks that map together.
         item_bytes: Bytes of a cell.
         budget_bytes: Most bytes of feature maps on a rank.
-        most_px: Largest own size of a tile that is chosen here; twice the halo if that is more.
-        at_once: Tiles of a rank that share its memory.
+        most_px: Largest own size of a tile that is chosen here, or twice the halo if that is more.
+        at_once: Number of tiles that share a rank's memory.
         sweep_bytes: Most bytes of feature maps of a sweep on a rank; 0: do not sweep.
-        steady: Whether another number of ranks may go on with the map, so that its tiles may not
-            depend on it.
+        steady: Whether another number of ranks may go on with the map, so that tiles must not
+            depend on `num_ranks`.
         exchanges: Whether ranks that sweep may exchange halos.
-        strip_overhead_px: Pixels that are computed in the time that a strip takes beyond its own.
-        turned: Whether turned images are mapped with it, which takes tiles.
+        strip_overhead_px: Overhead of a strip, as the number of pixels computed in that time; 0:
+            strips are as low as they can be.
+        turned: Whether turned copies of the image are mapped too, which requires tiles.
     """
 
     layers: tuple[Layer, ...]
@@ -91,7 +92,7 @@ class MapQuestion:
 
     @cached_property
     def of_whole_image(self) -> tuple[int, ...]:
-        """Numbers of the layers that need something of the whole image."""
+        """Numbers of the layers that need statistics or averages of the whole image."""
         return tuple(
             index
             for index in summed_cells(self.layers)
@@ -114,19 +115,19 @@ class MapPlan:
     """How an image is mapped.
 
     Attributes:
-        method: `sweep`: bands of the image, strip after strip; `tiles`: one pass, tile after tile;
-            `exchange`: each rank holds its window of the image; `passes`: tile after tile, after
-            one pass for each norm's statistics; `windows`: tile after tile, each of the windows of
-            a module as it is that touch it.
-        tiling: Tiling of the pass that maps; of a sweep, rows of tiles are its strips.
-        passes: Number of each layer that needs something of the whole image, with the tiles of
-            the pass that finds it.
-        why: Reason for passes, as it is shown.
-        work: Arithmetic of all passes, in multiples of the one that maps.
+        method: `sweep`: bands of the image, strip by strip; `tiles`: one pass, tile by tile;
+            `exchange`: each rank holds its window of the image; `passes`: tile by tile, after a
+            pass for each layer's statistics; `windows`: tile by tile, each from the windows of an
+            opaque module that touch it.
+        tiling: Tiling of the pass that maps; in a sweep, rows of tiles are its strips.
+        passes: Numbers of the layers that need the whole image, with the tiling of the pass that
+            computes their statistics.
+        why: Reason for passes, for messages.
+        work: Arithmetic of all passes, in multiples of the pass that maps.
         ratio: Pixels that a sweep reads on all ranks, or that windows compute, per pixel of the
             image; None: as many as tiles read.
-        kept_maps: Numbers of the maps that a sweep keeps whole after each pass, which those after
-            it begin from.
+        kept_maps: Numbers of the maps that a sweep keeps whole after each pass; later passes begin
+            from them.
     """
 
     method: Literal["sweep", "tiles", "exchange", "passes", "windows"]
@@ -182,26 +183,20 @@ def choose_map(question: MapQuestion) -> MapPlan:
 
 def _swept(question: MapQuestion) -> MapPlan | None:
     """The sweep of least work that fits; None: no sweep does."""
-    tile_norms = any(
-        isinstance(layer, Norm) and layer.scope == "tile" and layer.norm != "batch"
-        for layer in question.layers
-    )
     rule = question.rule
-    if (
-        not question.sweep_bytes
-        or question.tile_px is not None
-        or question.halo_asked
-        or tile_norms
-    ):
+    if not question.sweep_bytes or question.tile_px is not None or question.halo_asked:
         return None
     if rule.valid_layers or not rule.exact:
         return None
+    for layer in question.layers:
+        if isinstance(layer, Norm) and layer.scope == "tile" and layer.norm != "batch":
+            return None
     height, width = cut(*question.size, Cut(grid=(1, 1)), rule).extended
     plans, num_cols, ranks = [], 1, 1 if question.steady else question.num_ranks
     while num_cols <= min(width // question.unit_px, max(ranks, MOST_COLUMNS)):
         strips = _strips(question, height, width, num_cols, rule.halo_px)
         if strips is not None:
-            tiling = _as_tall_as_pays(question, strips, num_cols, rule)
+            tiling = _merge_strips(question, strips, num_cols, rule)
             plans.append(MapPlan("sweep", tiling, ratio=read_ratio(tiling, question.num_ranks)))
             if ranks == 1:
                 break  # more columns read more
@@ -214,14 +209,14 @@ def _swept(question: MapQuestion) -> MapPlan | None:
 
 
 def _columns(question: MapQuestion, height: int, width: int) -> MapPlan | None:
-    """A sweep of one column of the image per rank, which exchange halos; None: it does not fit."""
+    """The sweep in which each rank has a column and they exchange halos; None: it does not fit."""
     num_ranks = question.num_ranks
     strips = _strips(question, height, width, num_ranks, halo_px=0)
     if strips is None:
         return None
     with suppress(TilenetError):
         rule = replace(question.rule, exchanged=True)
-        tiling = _as_tall_as_pays(question, strips, num_ranks, rule)
+        tiling = _merge_strips(question, strips, num_ranks, rule)
         check_shares(question.layers, tiling.cols, "columns")
         return MapPlan("sweep", tiling, ratio=read_ratio(tiling, num_ranks))
     return None
@@ -230,7 +225,7 @@ def _columns(question: MapQuestion, height: int, width: int) -> MapPlan | None:
 def _strips(
     question: MapQuestion, height: int, width: int, num_cols: int, halo_px: int
 ) -> int | None:
-    """Number of strips, as few rows of the deepest maps as are computed well, if they fit."""
+    """Number of strips of the best height that fits; None: none fits."""
     unit = question.unit_px
     read = min(width, -(-width // num_cols // unit) * unit + 2 * halo_px)
     for cells in STRIP_CELLS:
@@ -245,13 +240,13 @@ def _strip_fits(question: MapQuestion, height: int, rows: int, cols: int) -> boo
     return need <= question.sweep_bytes and countable(question.layers, rows, cols)
 
 
-def _as_tall_as_pays(question: MapQuestion, strips: int, num_cols: int, rule: HaloRule) -> Tiling:
-    """These strips, or a half, a quarter … of them: those that take a rank the least time."""
+def _merge_strips(question: MapQuestion, strips: int, num_cols: int, rule: HaloRule) -> Tiling:
+    """A tiling with this number of strips, or a half, a quarter …: the one of least time."""
     tilings = [cut(*question.size, Cut(grid=(strips, num_cols)), rule)]
     while question.strip_overhead_px and (strips := -(-strips // 2)) > 1:
         tiling = cut(*question.size, Cut(grid=(strips, num_cols)), rule)
         rows, cols = _largest(tiling)
-        # What is read at once is no more than of the largest tile.
+        # A strip of a band is read as a whole, and may be no larger than the largest tile.
         fits = _strip_fits(question, tiling.extended[0], rows, cols)
         if rows * cols > question.most_px**2 or not fits:
             break
@@ -260,14 +255,14 @@ def _as_tall_as_pays(question: MapQuestion, strips: int, num_cols: int, rule: Ha
 
 
 def _cost(question: MapQuestion, tiling: Tiling) -> float:
-    """Time of a sweep's slowest rank, over that of its part of the pixels."""
+    """Time of a sweep's slowest rank, relative to that of an even share without any overhead."""
     ratio = read_ratio(tiling, STEADY_RANKS if question.steady else question.num_ranks)
     if not question.strip_overhead_px:
         return ratio
     of_rank = replace(question, num_ranks=1) if question.steady else question
-    handed_on = _choose_handed_on(of_rank, tiling)
+    kept_after = _choose_kept_maps(of_rank, tiling)
     overhead = question.strip_overhead_px / prod(_largest(tiling))
-    return ratio * (1 + overhead) * _swept_work(question, tiling.extended, handed_on)
+    return ratio * (1 + overhead) * _swept_work(question, tiling.extended, kept_after)
 
 
 def _largest(tiling: Tiling) -> tuple[int, int]:
@@ -276,7 +271,7 @@ def _largest(tiling: Tiling) -> tuple[int, int]:
 
 
 def _less_work(question: MapQuestion, swept: MapPlan, tiles: MapPlan) -> bool:
-    """Whether a rank computes fewer pixels in a sweep than with tiles; one tile repeats nothing."""
+    """Whether a rank computes fewer pixels in a sweep than in tiles; False for one tile."""
     count, ranks = len(tiles.tiling.tiles), 1 if question.steady else question.num_ranks
     uneven = -(-count // ranks) * ranks / count
     return count > 1 and read_ratio(swept.tiling, ranks) < tiles.work_ratio * uneven
@@ -300,10 +295,10 @@ def _tile_by_tile(question: MapQuestion, tiling: Tiling) -> MapPlan:
 def _tile_px(question: MapQuestion) -> int:
     """Largest own size whose feature maps fit."""
     unit, halo_px = question.unit_px, question.rule.halo_px
-    # An own size below the halo would compute each pixel nine times and more.
+    # With an own size below the halo each pixel would be computed nine times or more.
     best = least = max(unit, -(-halo_px // unit) * unit)
     for own in range(least, max(question.most_px, 2 * halo_px) + 1, unit):
-        # With twice the halo it is four times, which is worth memory.
+        # With twice the halo it is computed four times, which more memory than the budget may save.
         times = question.at_once / (WIDE_HALO if own <= 2 * halo_px else 1)
         if not question.fits(own + 2 * halo_px, own + 2 * halo_px, times):
             break
@@ -312,7 +307,7 @@ def _tile_px(question: MapQuestion) -> int:
 
 
 def _shares(question: MapQuestion, num_ranks: int) -> Tiling | None:
-    """One window per rank, on a grid as square as halos allow; None where no grid is."""
+    """One window per rank, on a grid as square as halos allow; None: no grid is possible."""
     rows = choose_mesh(num_ranks, 1).rows
     sides = [side for side in range(1, num_ranks + 1) if num_ranks % side == 0]
     for side in sorted(sides, key=lambda side: abs(side - rows)):
@@ -332,10 +327,10 @@ def _share_fits(question: MapQuestion, tiling: Tiling) -> bool:
 def plan_passes(
     question: MapQuestion, tiling: Tiling, why: str, swept: float | None = None
 ) -> MapPlan:
-    """One pass per layer that needs the whole image, and the one that maps; of one tile that.
+    """Plan one pass per layer that needs the whole image, and one that maps; one tile is one pass.
 
     Args:
-        swept: `ratio` of `MapPlan`, of a sweep.
+        swept: `ratio` of the `MapPlan` if the passes are sweeps; None: they go tile by tile.
 
     Raises:
         TilenetError: The tiles do not start on the network's grid.
@@ -357,13 +352,13 @@ def plan_passes(
         once = _operations(question.layers, tiling)
         every = once + sum(_operations(question.layers[:index], tiles) for index, tiles in passes)
         return MapPlan("passes", tiling, passes, why, every / max(once, 1))
-    handed_on = _choose_handed_on(question, tiling)
-    work = _swept_work(question, tiling.extended, handed_on)
-    return MapPlan("sweep", tiling, passes, why, work, swept, handed_on)
+    kept_after = _choose_kept_maps(question, tiling)
+    work = _swept_work(question, tiling.extended, kept_after)
+    return MapPlan("sweep", tiling, passes, why, work, swept, kept_after)
 
 
-def _choose_handed_on(question: MapQuestion, tiling: Tiling) -> tuple[frozenset[int], ...]:
-    """The maps that passes hand on, where each rank sweeps all rows of all or of its columns."""
+def _choose_kept_maps(question: MapQuestion, tiling: Tiling) -> tuple[frozenset[int], ...]:
+    """The maps to keep after each pass: none unless each rank sweeps all rows of its columns."""
     num_cols = question.num_ranks if tiling.rule.exchanged else 1
     (strip, cols), item, height = _largest(tiling), question.item_bytes, tiling.extended[0]
     room = question.sweep_bytes - swept_bytes(question.layers, height, cols, strip, item)
@@ -380,22 +375,20 @@ def _operations(layers: tuple[Layer, ...], tiling: Tiling) -> int:
 
 
 def _swept_work(
-    question: MapQuestion, size: tuple[int, int], handed_on: tuple[frozenset[int], ...]
+    question: MapQuestion, size: tuple[int, int], kept_after: tuple[frozenset[int], ...]
 ) -> float:
-    """Multiplications of all sweeps, over those of the whole network."""
+    """Multiplications of all sweeps, in multiples of those of the whole network."""
     layers = question.layers
-    each, total, at_hand = _by_layer(layers, size), 0, frozenset[int]()
-    for stop, left in zip(
-        (*question.of_whole_image, len(layers)), (*handed_on, at_hand), strict=True
-    ):
-        computed, _ = maps_before(layers, [stop], at_hand)
-        total += sum(each[map_ - 1] for map_ in computed)
-        at_hand = left
-    return total / max(sum(each), 1)
+    operations, total = _by_layer(layers, size), 0
+    stops = (*question.of_whole_image, len(layers))
+    for stop, maps in zip(stops, (frozenset[int](), *kept_after), strict=True):
+        computed, _ = maps_before(layers, [stop], maps)
+        total += sum(operations[map_ - 1] for map_ in computed)
+    return total / max(sum(operations), 1)
 
 
 def _by_layer(layers: tuple[Layer, ...], size: tuple[int, int]) -> list[int]:
-    """Multiplications of each convolution of an image; of another layer 0."""
+    """Multiplications of each layer on an image of this size; 0 but for convolutions."""
     shapes = map_shapes(layers, *size) if layers else []
     operations = []
     for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):

@@ -1,31 +1,27 @@
-"""Charts of a run as pictures for its page."""
+"""Charts of values over the steps of a run, as pictures for its report."""
 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.report.figure import data_uri, figure_of
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["Curve", "curves", "thinned"]
 
-# Told apart by people who see colours otherwise (Okabe and Ito, 2008).
+# Readers with colour vision deficiency can tell them apart (Okabe and Ito, 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a6a00", "#56b4e9")
 MOST_COLUMNS = 480  # about one per pixel of a chart
-MOST_DOTS = 40  # values that are few enough for a dot each
-LOG_RATIO = 50.0  # from here on values are drawn by their logarithms
+MOST_DOTS = 40  # with more values, a curve has no dots
+LOG_RATIO = 50.0  # ratio of the largest to the smallest value above which the axis is logarithmic
 
 
 def thinned(
     x: NDArray[np.float64], y: NDArray[np.float64], most: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The smallest and the largest value of each of at most `most` columns of a long curve."""
+    """Reduce a long curve to the smallest and the largest value of each of `most` columns."""
     if len(y) <= 2 * most:
         return x, y
     begins = np.arange(0, len(y), -(-len(y) // most))
@@ -39,9 +35,9 @@ class Curve:
 
     Attributes:
         name: Name in the legend.
-        steps: Rising.
-        values: One per step; what is not finite is left out.
-        smooth: Whether values jump about: they are drawn pale, and their mean over them.
+        steps: Numbers of the steps, ascending.
+        values: One value per step; those that are not finite are left out.
+        smooth: Whether values are noisy: they are drawn pale, below their moving mean.
     """
 
     name: str
@@ -58,14 +54,14 @@ def curves(
     *,
     log: bool = False,
 ) -> dict[str, str]:
-    """A chart of lines over steps with their legend: its `uri`, and what it shows as `alt`.
+    """Draw a chart of lines over steps with a legend; return its `uri` and `alt`.
 
     Args:
         lines: Curves to draw.
-        alt: The chart in words.
-        unit: Label of the axis.
-        mark: Step, value and name of a point.
-        log: Whether logarithms are drawn where values differ by much.
+        alt: Description of the chart for readers who do not see it.
+        unit: Label of the vertical axis.
+        mark: Step, value and name of a point to mark.
+        log: Whether the axis is logarithmic where values differ by more than `LOG_RATIO`.
     """
     figure = figure_of(5.6, 3.1)
     axes = figure.add_subplot()
@@ -99,7 +95,7 @@ def curves(
 
 
 def _moving(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means over a twentieth of the values around each, fewer at the ends."""
+    """Moving means over a twentieth of the values, over fewer at the ends."""
     half = len(values) // 40
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))

@@ -1,6 +1,6 @@
-"""`report.html`: one page that says how a run went, without network and without scripts.
+"""`report.html`: one page that says how a run went; it needs no network and no scripts.
 
-templates/page.html lays it out; it escapes all values.
+templates/page.html is its layout, and escapes all values.
 """
 
 from collections.abc import Callable
@@ -19,31 +19,31 @@ from tilenet.training.folder.files import REPORT
 
 __all__ = ["page", "try_report", "write_report"]
 
-# What numbers, lists and texts raise in the place of others.
+# What code raises that finds a number, a list or a text in a file where it expects another type.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def write_report(
     folder: Path, out: Path | None = None, map_path: str | None = None, *, maps: bool = True
 ) -> Path:
-    """Write a run's report; returns where.
+    """Write a run's report; return its path.
 
     Args:
         folder: Folder of the run.
-        out: The page; None: `report.html` in the folder.
-        map_path: A class map of one of the run's images, to show places of.
-        maps: Without one: whether the network may map some places itself.
+        out: Path of the page; None: `report.html` in the folder.
+        map_path: A class map of one of the run's images, parts of which are shown.
+        maps: Without `map_path`: whether the network may map some places for the report.
 
     Raises:
-        TilenetError: It is no folder of a run, the map does not belong to it, or the page cannot be
-            written.
+        TilenetError: The folder is not one of a run, the map does not belong to it, or the page
+            cannot be written.
     """
     view = RunView(folder)
-    # A run.yaml alone may be of a run that is about to start.
+    # A folder with run.yaml alone may be that of a run that is about to start.
     if not any((view.history, view.validation, view.checkpoint, view.facts)):
         raise TilenetError(
-            f"a report is made of the folder of a run ({folder} holds no history.csv, run.json or "
-            "checkpoint); name the run file's output"
+            f"a report needs the folder of a run ({folder} holds no history.csv, run.json or "
+            "checkpoint); name the folder that is output in the run file"
         )
     target = folder / REPORT if out is None else out
     write_aside(page(view, map_path, maps=maps), target, "a report")
@@ -51,10 +51,10 @@ def write_report(
 
 
 def try_report(folder: Path, *, maps: bool) -> None:
-    """Write the report at the end of a run, which is not lost for it: what fails is said."""
+    """Write the report at the end of a run; print an error instead of raising it."""
     try:
         write_report(folder, maps=maps)
-    except Exception as error:  # whatever it is
+    except Exception as error:  # a run must not fail for its report
         why = " ".join(str(error).split()) or type(error).__name__
         say(f"no report was written ({why}); tilenet report {folder} tries again")
 
@@ -76,11 +76,11 @@ def page(view: RunView, map_path: str | None = None, *, maps: bool = True) -> st
     environment = Environment(loader=PackageLoader("tilenet.report"), autoescape=True)
     template = environment.get_template("page.html")
     text = template.render(name=view.folder.resolve().name, sections=sections)
-    return text.encode("utf-8", "backslashreplace").decode()  # names of files may be no UTF-8
+    return text.encode("utf-8", "backslashreplace").decode()  # file names may not be UTF-8
 
 
 def _section(make: Callable[[], Section]) -> Section:
-    """A part of the page; a sentence where files of the run hold what no run writes."""
+    """A section of the page; a note in its place where a file of the run is malformed."""
     try:
         return make()
     except UNREADABLE as error:

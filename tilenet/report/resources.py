@@ -1,4 +1,4 @@
-"""What a run used: seconds by what they went into, and memory next to what the plan predicted."""
+"""The time that a run's steps took, by activity, and its memory next to the plan's prediction."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from tilenet.storage.tables import RunTable
 
 __all__ = ["resources"]
 
-# Each with its column in history.csv and timings.json; what is left of a step is computing.
+# Activities, each with its column in history.csv and timings.json; compute is the rest of a step.
 PARTS = {
     "compute": "compute_seconds",
     "read": "read_seconds",
@@ -20,11 +20,11 @@ PARTS = {
     "all": "seconds",
 }
 MEANS = (
-    "Seconds by what they went into. read: pixels and labels from files; exchange: waiting for "
-    "other ranks inside of layers (halos, sums of norms); reduce: waiting for the sum of gradients "
-    "after the last backward; swap wait: waiting for swapped tensors; compute: the rest."
+    "Seconds by activity. read: reading pixels and labels from files; exchange: waiting for other "
+    "ranks inside of layers (halos, sums of norms); reduce: waiting for the sum of gradients after "
+    "the last backward; swap wait: waiting for swapped tensors; compute: the rest."
 )
-MOST_RANKS = 48  # that have a row each
+MOST_RANKS = 48  # with more, ranks have no rows of their own
 ENDS = ("least", "mean", "most")
 
 
@@ -37,28 +37,29 @@ def resources(view: RunView) -> Section:
     if isinstance(planned, dict):
         host = f"{_size(planned.get('host_bytes'))} of the node's memory"
         peak = f"{_size(planned.get('device_bytes'))} on the fullest device, {host}"
-        rows.append(["planned, a rank", *["–"] * len(PARTS), peak])
+        rows.append(["planned, per rank", *["–"] * len(PARTS), peak])
     if view.history is not None:
         seconds = _seconds(view.history)
         rows.append(_row("rank 0, all steps", seconds))
         whole = sum(seconds[PARTS[name]] for name in PARTS if name != "all") or 1.0
         shares = [f"{seconds[column] / whole:.1%}" for column in PARTS.values()]
-        rows.append(["of a step", *shares[:-1], "100%", "–"])
+        rows.append(["share of a step", *shares[:-1], "100%", "–"])
         median = float(np.median(view.history.seconds("seconds")))
         notes.append(f"{len(view.history):,} steps on rank 0, median {median:.3g} s.")
     try:
         rows += _ranks(view.timings)
     except (KeyError, TypeError, ValueError):
-        notes.append("There is no timings.json: the run has not ended, or is older than these.")
+        notes.append("There is no timings.json: the run has not ended, or its tilenet is older.")
     if view.validation is not None:
-        spent = view.validation.seconds("seconds")
-        notes.append(f"Besides the steps: {len(spent):,} validations, {spent.sum():,.1f} s.")
+        seconds_each = view.validation.seconds("seconds")
+        count, total = len(seconds_each), seconds_each.sum()
+        notes.append(f"Besides the steps: {count:,} validations, {total:,.1f} s.")
     table = {"caption": "Time and memory", "heads": ["", *PARTS, "peak memory"], "rows": rows}
     return {"tables": [table] if rows else [], "notes": notes}
 
 
 def _seconds(history: RunTable) -> dict[str, float]:
-    """Sums over the steps of rank 0, and its peak."""
+    """Seconds of each activity over all steps of rank 0, and its peak memory."""
     waits = {name: history.seconds(column) for name, column in PARTS.items() if name != "compute"}
     step = waits.pop("all")
     sums = {PARTS[name]: float(values.sum()) for name, values in waits.items()}
@@ -72,12 +73,14 @@ def _seconds(history: RunTable) -> dict[str, float]:
 
 
 def _ranks(timings: Mapping[str, Any]) -> list[list[str]]:
-    """Ranks below one another, so that a slow one is seen."""
-    ranks = list(enumerate(timings["ranks"]))
+    """A row for each rank, so that a slow one is seen, and rows for the least, mean and most."""
+    ranks, rows = timings["ranks"], []
     steps = f"steps {timings['first_step']:,} to {timings['last_step']:,}"
-    rows = [_row(f"rank {n}, {steps}", rank) for n, rank in ranks if len(ranks) <= MOST_RANKS]
-    ends = [_row(f"{name} of {len(ranks):,} ranks", timings[name]) for name in ENDS]
-    return rows + ends * (len(ranks) > 1)
+    if len(ranks) <= MOST_RANKS:
+        rows += [_row(f"rank {number}, {steps}", rank) for number, rank in enumerate(ranks)]
+    if len(ranks) > 1:
+        rows += [_row(f"{name} of {len(ranks):,} ranks", timings[name]) for name in ENDS]
+    return rows
 
 
 def _row(name: str, values: Mapping[str, Any]) -> list[str]:
@@ -86,8 +89,8 @@ def _row(name: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _size(num_bytes: Any) -> str:
-    """Bytes in the unit that suits them; a dash where they are not known."""
-    if num_bytes is None or num_bytes != num_bytes:
+    """Bytes in MiB or GiB; a dash where they are unknown."""
+    if num_bytes is None or num_bytes != num_bytes:  # NaN
         return "–"
     mib = float(num_bytes) / 2**20
     return f"{mib / 1024:.2f} GiB" if mib >= 1024 else f"{mib:.2f} MiB"

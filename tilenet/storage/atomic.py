@@ -1,7 +1,7 @@
 """Files that are whole or not there: written next to their target, then renamed.
 
-A rename reaches the disk with the folder, so that both the file and its folder are synced: after
-a power cut there is the old file or the new one, never an empty one or none.
+A rename is on disk once the folder is, so that both the file and its folder are synced: after a
+power cut there is the old file or the new one, never an empty one or none.
 """
 
 import os
@@ -13,10 +13,10 @@ __all__ = ["check_name", "put", "sync", "write_aside"]
 
 
 def sync(path: str | Path) -> None:
-    """Have the disk hold what a file or a folder says.
+    """Wait until a file or a folder is on disk.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: It cannot be opened or written to the disk.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -26,7 +26,7 @@ def sync(path: str | Path) -> None:
 
 
 def put(part: str | Path, path: str | Path) -> None:
-    """Give a finished file its name, in the same folder, on the disk too.
+    """Sync a finished file and rename it to `path`, in the same folder.
 
     Raises:
         OSError: The disk does not take the file, or the folder cannot be written.
@@ -37,14 +37,14 @@ def put(part: str | Path, path: str | Path) -> None:
 
 
 def write_aside(text: str, path: Path, what: str, *, executable: bool = False) -> None:
-    """Write a text and a line end.
+    """Write a text and a line end to a file, atomically.
 
     Args:
-        what: What the text is, for the error: `a plan`.
-        executable: Whether everybody may run it.
+        what: What the text is, for the error, such as `a plan`.
+        executable: Whether all users may run the file.
 
     Raises:
-        TilenetError: It cannot be written.
+        TilenetError: The file cannot be written.
     """
     part = path.with_name(f"{path.name}.part")
     try:
@@ -64,7 +64,7 @@ def check_name(what: str, path: str | Path) -> None:
     """Refuse a name that GDAL and safetensors could not write to: they know UTF-8 only.
 
     Raises:
-        TilenetError: Its bytes are no UTF-8, or one is NUL.
+        TilenetError: The name is not UTF-8, or holds a NUL byte.
     """
     text = str(path)
     if "\0" in text or text != text.encode(errors="replace").decode():

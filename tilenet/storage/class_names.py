@@ -1,4 +1,4 @@
-"""Names of classes, as maps, tables and pages may hold them."""
+"""Which names of classes maps, tables and pages can hold, and the names that a map holds."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,9 @@ from tilenet.errors import TilenetError
 
 __all__ = ["check_class_names", "names_in_map"]
 
-# What XML 1.0 cannot hold at all, not even escaped, and the ends of lines and tabs, which it
-# changes. GDAL keeps names as XML, next to a map and in it.
+# GDAL stores names as XML, next to a map and in it. XML 1.0 cannot hold most of these characters,
+# not even escaped, and changes line ends and tabs.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufffe\uffff]")
-
-
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -21,30 +19,33 @@ def check_class_names(names: Sequence[str], where: str) -> None:
     """Refuse names with control characters, and names that UTF-8 cannot hold.
 
     Args:
-        where: Place of the names, for the error.
+        where: Key or file that holds the names, for the error.
 
     Raises:
-        TilenetError: Names the first such class.
+        TilenetError: A name is not allowed; the error shows the first.
     """
     for name in names:
         if control := CONTROL.search(name):
             raise TilenetError(
-                f"a class has a name without control characters ({where}: {name!r}, character "
+                f"a class's name must not contain control characters ({where}: {name!r}, character "
                 f"{control.start() + 1}), which maps cannot hold; leave it out of the name"
             )
         if SURROGATE.search(name):
             raise TilenetError(
-                f"a class has a name in UTF-8 ({where}: {name!r}); write it again in an editor or "
+                f"a class's name must be UTF-8 ({where}: {name!r}); write it again in an editor or "
                 "terminal that writes UTF-8"
             )
 
 
 def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of a map's values 0, 1, …: those in GDAL's file next to it, else in its tags; or none.
+    """Names of a map's values 0, 1, …, from GDAL's file next to it, else from its tags.
 
     Args:
         path: Path of the map.
-        tags: Tags of its band, where tilenet writes them too, for maps that were copied alone.
+        tags: Tags of its band: tilenet writes the names there too, for maps that are copied alone.
+
+    Returns:
+        An empty tuple if the map has no names.
     """
     with suppress(OSError, ElementTree.ParseError, ValueError, LookupError):
         tree = ElementTree.parse(f"{path}.aux.xml")

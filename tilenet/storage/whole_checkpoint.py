@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is whole: to resume from, or to make a map with."""
+"""Find a checkpoint whose files are whole, to resume a run from or to make a map with."""
 
 import os
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from tilenet.storage.checkpoints import (
 )
 from tilenet.storage.checksums import wrong_file
 
-__all__ = ["Broken", "ResumePoint", "checked_checkpoint", "newest_whole"]
+__all__ = ["BrokenCheckpoint", "ResumePoint", "checked_checkpoint", "newest_whole"]
 
 MOST_SAID = 3
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenCheckpoint:
     """A checkpoint that is not as it was written.
 
     Attributes:
-        path: The link or folder that names it.
+        path: Link to the checkpoint, or its folder.
         wrong: Reason why it is broken.
     """
 
@@ -44,17 +44,17 @@ class ResumePoint:
 
     Attributes:
         checkpoint: Its folder; None: the run has no checkpoint.
-        broken: Broken newer checkpoints, and the best one where it is broken.
+        broken: Newer checkpoints that are broken, and the best one if that is broken.
     """
 
     checkpoint: Path | None
-    broken: tuple[Broken, ...]
+    broken: tuple[BrokenCheckpoint, ...]
 
 
 def newest_whole(run: Path) -> ResumePoint:
-    """The checkpoint that `last` names, if it is whole, or else the newest whole one before it.
+    """The checkpoint that `last` names if it is whole, else the newest whole one before it.
 
-    All of each is read and compared with its checksums, and so is the best one.
+    All files of each, and of the best one, are read and compared with their checksums.
 
     Raises:
         TilenetError: There are checkpoints, but no whole one.
@@ -65,14 +65,14 @@ def newest_whole(run: Path) -> ResumePoint:
         if order is not None:
             candidates = [c for c in candidates if (step_order(c) or order) < order]
         candidates.insert(0, run / "last")
-    broken: list[Broken] = []
+    broken: list[BrokenCheckpoint] = []
     chosen = None
     for candidate in candidates:
         wrong = wrong_file(candidate, FILES)
         if wrong is None:
             chosen = candidate
             break
-        broken.append(Broken(candidate, wrong))
+        broken.append(BrokenCheckpoint(candidate, wrong))
     if chosen is None and broken:
         listing = "; ".join(f"{entry.path}: {entry.wrong}" for entry in broken[:MOST_SAID])
         more = f"; and {len(broken) - MOST_SAID} more" * (len(broken) > MOST_SAID)
@@ -87,18 +87,18 @@ def newest_whole(run: Path) -> ResumePoint:
     if os.path.lexists(best) and os.path.realpath(best) not in compared:
         wrong = wrong_file(best, FILES)
         if wrong is not None:
-            broken.append(Broken(best, wrong))
+            broken.append(BrokenCheckpoint(best, wrong))
     return ResumePoint(chosen, tuple(broken))
 
 
 def checked_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path names, as `find_checkpoint`, whose network is as written.
+    """As `find_checkpoint`, after comparing the files of the network with their checksums.
 
-    Never an older one in its place: a map of other weights would look right.
+    An older one never takes its place: a map made with other weights would look right.
 
     Raises:
         TilenetError: The path names no checkpoint, or a file of it is broken; the error names a
-            whole one of the run.
+            whole checkpoint of the run.
     """
     folder = path / "last" if os.path.lexists(path / "last") else path
     if not folder.is_symlink() and not any((folder / name).is_file() for name in FILES):
@@ -109,5 +109,7 @@ def checked_checkpoint(path: Path) -> Path:
         return folder
     candidates = saved_checkpoints(Path(os.path.realpath(folder)).parent.parent)[::-1]
     newest = next((other for other in candidates if wrong_file(other, files) is None), None)
-    remedy = "no other of its run is whole" if newest is None else f"{newest} is whole: name that"
+    remedy = "no other one of its run is whole"
+    if newest is not None:
+        remedy = f"name {newest}, which is whole"
     raise TilenetError(f"a checkpoint's files must be whole ({folder}: {wrong}); {remedy}")

@@ -1,4 +1,4 @@
-"""The network of a run over the devices of a rank, and its swapping."""
+"""The network of a run on the devices of a rank, with its pipeline and swapping."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ __all__ = ["RunNetwork"]
 
 
 class RunNetwork:
-    """The network of a run. Collective to make and to close.
+    """The network of a run on a rank's devices. Collective to construct and to close.
 
     Args:
         plan: Layout of the run.
@@ -37,16 +37,16 @@ class RunNetwork:
         seed: Seed of the first weights.
         halos_from: Memory from which halos of feature maps are sent: `auto`, `host` or `device`.
         control: Ranks of the run; requests to stop are checked while weights are drawn.
-        filled: The plain network with its weights; None: it is built here with drawn weights.
+        filled: The plain network with its weights; None: it is built here and weights are drawn.
 
     Attributes:
         sharers: Number of ranks that share out the optimizer's states.
         network: The network, whose layers exchange halos between ranks if the plan needs it.
-        pipe: The network over the devices.
+        pipe: The pipeline of the network over the devices.
         image_comm: Ranks of the same image, row by row of the grid.
 
     Raises:
-        AgreedError: Nothing makes a step fit the memory, or there is no place for swapped tensors.
+        AgreedError: A step does not fit the memory, or swapped tensors have no writable folder.
         StopAgreed: A rank was asked to stop.
     """
 
@@ -71,15 +71,15 @@ class RunNetwork:
             self.network: Network = filled or build_network(
                 record.layers, seed, dtype, layer_done=layer_done
             )
-            if filled is None and (adopted := plan.adopted) is not None:
-                adopted.fill(self.network)
+            if filled is None and plan.adopted is not None:
+                plan.adopted.fill(self.network)
         self.image_comm = comm.Create_group(comm.group.Incl(plan.mesh.same_image(comm.rank)))
         if plan.swept:
-            self._swaps, here = None, devices.partitions
+            self._swaps = None
             device_mpi = plan.rule.exchanged and _device_mpi(halos_from, devices, comm)
             channel = HaloChannel(self.image_comm, device_mpi=device_mpi)
             limit = device_bytes(request.keys, devices, comm)
-            self.pipe: AnyPipe = swept_pipe(plan, self.network, here, channel, limit)
+            self.pipe: AnyPipe = swept_pipe(plan, self.network, devices.partitions, channel, limit)
             return
         if plan.needs_all_tiles or any(by_place(layer) for layer in record.layers):
             self.network = spatial_network(
@@ -92,8 +92,9 @@ class RunNetwork:
                 device_mpi=_device_mpi(halos_from, devices, comm),
             )
         with agreed(comm):
-            keys, here = request.keys, devices.partitions
-            self._swaps = None if swaps is None else pipe_swaps(swaps, keys, here)
+            self._swaps = (
+                None if swaps is None else pipe_swaps(swaps, request.keys, devices.partitions)
+            )
         self.pipe = Pipe(
             self.network,
             plan.balance,
@@ -106,7 +107,7 @@ class RunNetwork:
 
     @property
     def swap_statistics(self) -> SwapStatistics | None:
-        """Statistics of the pipe's swapping; None: it swaps nothing."""
+        """Statistics of the pipeline's swapping; None: it swaps nothing."""
         return None if self._swaps is None else self._swaps.statistics
 
     @property
@@ -131,17 +132,18 @@ class RunNetwork:
     @property
     def shared_bytes(self) -> int | None:
         """Most bytes of the optimizer's states that a rank keeps; None: they are not shared."""
-        weights = sum(parameter.nbytes for parameter in self.network.trained)
-        return None if self.sharers == 1 else state_bytes(self._optimizer, weights, self.sharers)
+        return None if self.sharers == 1 else self._state_bytes(self.sharers)
 
     def bytes_beyond(self, sharers: int) -> int:
-        """Bytes of the optimizer's states more than where so many ranks share them out."""
-        weights = sum(weight.nbytes for weight in self.network.trained)
-        own, other = (state_bytes(self._optimizer, weights, n) for n in (self.sharers, sharers))
-        return max(own - other, 0)
+        """Bytes of a rank's optimizer states beyond those with `sharers` ranks to share them."""
+        return max(self._state_bytes(self.sharers) - self._state_bytes(sharers), 0)
+
+    def _state_bytes(self, sharers: int) -> int:
+        weights = sum(parameter.nbytes for parameter in self.network.trained)
+        return state_bytes(self._optimizer, weights, sharers)
 
     def swapping(self) -> AbstractContextManager[None]:
-        """Context in which the pipe's layers swap as planned."""
+        """Context in which the pipeline's layers swap as planned."""
         if self._swaps is None:
             return nullcontext()
         assert isinstance(self.pipe, Pipe)

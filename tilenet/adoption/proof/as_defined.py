@@ -1,7 +1,7 @@
 """Run a user module so that its result is what its operators define, and nothing else.
 
-Some of torch's results depend on more than arguments: on random masks, on the memory format, on
-the default type, on a wrong gradient. Layers are compared with the module without these.
+Some of torch's results depend on more than their arguments: on random masks, the memory format, the
+default type, or a wrong gradient. The proof compares layers with the module without these.
 """
 
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["AsDefined", "wide_numbers"]
 
-TRAINING = 5  # place of batch norm's argument
+TRAINING = 5  # place of batch norm's argument `training`
 
 
 class AsDefined(TorchFunctionMode):
-    """While it is entered:
+    """Context manager that changes three of torch's results:
 
-    - instance norm has its right gradient. torch 2.13 takes a wrong one on CPUs for one image whose
-      incoming gradient has channels last;
+    - instance norm has its right gradient. torch 2.13 computes a wrong one on CPUs for one image
+      whose incoming gradient has channels last;
     - nearest enlargement of float64 takes the cells that it takes of float32. Where two are equally
-      near, torch takes either, as the memory format and the size have it;
-    - numbers that are made in float32 or without a type, and results of whole numbers, are float64,
-      as the module is.
+      near, torch's choice depends on the memory format and the size;
+    - numbers that are created in float32 or without a type, and results of whole numbers, are
+      float64, as the module is.
 
     Args:
         drops: Whether dropout drops.
@@ -45,7 +45,8 @@ class AsDefined(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if name == "float" and not args[0].is_floating_point():
             return args[0].double()
-        place = 1 if func is F.batch_norm else 3  # of running statistics; torch's own is called too
+        # Place of the running statistics; F.batch_norm calls torch.batch_norm, whose place differs.
+        place = 1 if func is F.batch_norm else 3
         running = args[place] if len(args) > place else kwargs.get("running_mean")
         if self.frozen and name == "batch_norm" and running is not None:
             if len(args) > TRAINING:
@@ -67,7 +68,7 @@ class AsDefined(TorchFunctionMode):
 
 
 def _is_default(name: str, args: tuple[Any, ...], out: Any) -> bool:
-    """Whether a result is float32 by default only: one of whole numbers, or steps."""
+    """Whether a result is float32 by default only: computed from whole numbers, or steps."""
     tensors = [x for x in args if isinstance(x, Tensor)]
     whole = not any(x.is_floating_point() for x in tensors)
     narrow = isinstance(out, Tensor) and out.dtype == torch.float32
@@ -76,7 +77,7 @@ def _is_default(name: str, args: tuple[Any, ...], out: Any) -> bool:
 
 @contextmanager
 def wide_numbers() -> Iterator[None]:
-    """Numbers that are made without a type are float64."""
+    """Context in which numbers that are created without a type are float64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -86,9 +87,9 @@ def wide_numbers() -> Iterator[None]:
 
 
 def _nearest(x: Tensor, *, size: Any, mode: str, **_: Any) -> Tensor | None:
-    """A map enlarged to a size by cells of float32; None: it is not enlarged so.
+    """Enlarge a map to a size by the cells that float32 takes; None: for other interpolations.
 
-    Arguments are those of `interpolate`, as it hands them on by their names.
+    Takes the arguments of `interpolate`, which passes them on by name.
     """
     if mode != "nearest" or x.dim() != 4 or size is None:
         return None

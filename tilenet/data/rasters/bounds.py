@@ -1,4 +1,4 @@
-"""Where files lie: bounds of pixels, also moved to another CRS."""
+"""Bounds of a window of pixels, in a raster's CRS or in another one."""
 
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Bounds", "bounds_in", "bounds_of", "crs_name"]
 
-# Points along an edge that are moved: between them an edge bends by a hundredth of what it bends
-# as a whole, and callers add a hundredth to all sides.
+# Points of an edge that are transformed: between two of them an edge bends by about a hundredth of
+# what it bends as a whole, and `bounds_in` adds a hundredth to all sides.
 EDGE_POINTS = 21
 
 
@@ -31,16 +31,16 @@ class Bounds(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether it is a rectangle at all."""
+        """Whether all sides are numbers, neither infinite nor NaN."""
         return bool(np.isfinite(self).all())
 
     def wider(self, share: float) -> "Bounds":
-        """With `share` of its sides added on each side."""
+        """These bounds with `share` of their width and height added on each side."""
         x, y = (self.right - self.left) * share, (self.top - self.bottom) * share
         return Bounds(self.left - x, self.bottom - y, self.right + x, self.top + y)
 
     def meets(self, other: "Bounds") -> bool:
-        """Whether they have more than an edge in common."""
+        """Whether two rectangles have more than an edge in common."""
         across = self.left < other.right and other.left < self.right
         return across and self.bottom < other.top and other.bottom < self.top
 
@@ -59,9 +59,9 @@ def bounds_of(transform: "Affine", window: Window) -> Bounds:
 
 
 def bounds_in(bounds: Bounds, source: "CRS | None", target: "CRS | None") -> Bounds | None:
-    """Bounds in another CRS that hold all that lies within them; None: they cannot be moved.
+    """Bounds in another CRS that hold all of the rectangle; None: they cannot be transformed.
 
-    Where they cross the 180th meridian, they go all around.
+    Where they cross the 180th meridian, they reach all around the Earth.
     """
     if source == target:
         return bounds
@@ -77,7 +77,7 @@ def bounds_in(bounds: Bounds, source: "CRS | None", target: "CRS | None") -> Bou
 
 
 def crs_name(crs: "CRS | None") -> str:
-    """EPSG:… where it has a code, else the name in its definition."""
+    """The CRS's code, `EPSG:…`, or the name in its definition where it has none."""
     if crs is None:
         return "none"
     text = str(crs.to_string())

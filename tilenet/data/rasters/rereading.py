@@ -1,8 +1,8 @@
-"""Read again what did not come over a network.
+"""Read a remote file again where the transfer failed.
 
-GDAL itself asks again where a server says that it is busy (429, 500, 502, 503, 504), and where it
-resets the connection. Where an answer ends too early GDAL keeps what came, as if the file ended
-there, for all that open the file later.
+GDAL itself repeats a request where a server says that it is busy (429, 500, 502, 503, 504), and
+where it resets the connection. Where an answer ends too early, GDAL caches what came, as if the
+file ended there, for all that open the file later.
 """
 
 import time
@@ -20,18 +20,18 @@ __all__ = ["PAUSES_S", "read_from"]
 
 PAUSES_S = (1.0, 2.0, 4.0)
 
-KEPT = "/vsicurl/:/vsis3/:/vsigs/:/vsiaz/:/vsiadls/:/vsioss/:/vsiswift/"
+REMOTE = "/vsicurl/:/vsis3/:/vsigs/:/vsiaz/:/vsiadls/:/vsioss/:/vsiswift/"
 
 Values = TypeVar("Values")
 
 
 def read_from(path: str, read: Callable[[], Values]) -> Values:
-    """The result of `read`, which is called up to four times for a remote file.
+    """Return the result of `read`, which is called up to four times for a remote file.
 
-    Blocks that were decoded stay in memory, so that each time gets further.
+    Decoded blocks stay in GDAL's memory, so that each attempt gets further.
 
     Raises:
-        GDAL_ERRORS: It fails, the last time too.
+        GDAL_ERRORS: The last attempt failed too.
     """
     for pause_s in PAUSES_S if is_remote(path) else ():
         with suppress(*GDAL_ERRORS):
@@ -42,6 +42,6 @@ def read_from(path: str, read: Callable[[], Values]) -> Values:
 
 
 def _forget(path: str) -> None:
-    """Have GDAL drop what it keeps of a file: it does when a file is closed that was opened so."""
-    with suppress(TilenetError), rasterio.Env.from_defaults(CPL_VSIL_CURL_NON_CACHED=KEPT):
+    """Have GDAL drop what it caches of a file, as it does when it closes a non-cached one."""
+    with suppress(TilenetError), rasterio.Env.from_defaults(CPL_VSIL_CURL_NON_CACHED=REMOTE):
         opened(path).close()

@@ -1,9 +1,9 @@
-"""A class map in, a file of its polygons out.
+"""Write the polygons of a class map to a file.
 
 Each rank makes polygons of a band of rows, block by block, and joins those that its blocks cut; no
 rank holds more pixels than a block. Rank 0 joins those that reach from band to band, and holds all
-polygons. It simplifies them, since an edge that two polygons share is cut alike only where both,
-and all that meet them, are seen whole: of blocks, places of cuts would stay as corners.
+polygons. Only rank 0 simplifies them: an edge that two polygons share is simplified alike only if
+both, and all that meet them, are whole; in polygons of blocks the cuts would stay as corners.
 """
 
 from contextlib import ExitStack
@@ -43,12 +43,13 @@ class PolygonsJob:
     """Which polygons of a map are written, and where.
 
     Attributes:
+        map: Path of the class map.
         out: Path of the file of polygons.
         classes: Names or numbers; None: all.
-        min_area: Least area of a polygon, in units of the CRS squared; a smaller one is left
-            out, and stays a hole in what is around it.
-        simplify: Corners that make a triangle of less than this squared with those next to them
-            may go, in units of the CRS; 0: all stay.
+        min_area: Least area of a polygon, in square units of the CRS; a smaller one is left out,
+            and leaves a hole in the polygon around it.
+        simplify: Tolerance in units of the CRS: a corner may go if its triangle with its neighbours
+            is smaller than the tolerance squared; 0: all stay.
         overwrite: Whether a file of that name is replaced.
     """
 
@@ -64,10 +65,10 @@ def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
     """Write the polygons of a map. Collective.
 
     Returns:
-        Their number, on rank 0.
+        Their number on rank 0; 0 on the others.
 
     Raises:
-        AgreedError: On all ranks, for what any of them found wrong.
+        AgreedError: On all ranks: the map or the job is refused, or a rank cannot read or write.
     """
     with ExitStack() as stack:
         with agreed(comm):
@@ -87,11 +88,10 @@ def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
         band = band_of(mapped.size, comm.rank, comm.size)
         with together(comm) as phase:
             mine = make_band_polygons(mapped, band, numbers, phase.part_done)
-        candidates = find_cut(mine.shapes, band, mapped.size) | _find_large(
-            mine, mapped, job.min_area
-        )
-        polygons, count = gather(mine.take(candidates), comm), 0
+        cut = find_cut(mine.shapes, band, mapped.size)
+        polygons = gather(mine.take(cut | _find_large(mine, mapped, job.min_area)), comm)
         del mine
+        count = 0
         with together(comm):  # ranks that wait leave the cores to rank 0
             if comm.rank == 0:
                 polygons = _join_bands(polygons, mapped, comm.size)
@@ -104,8 +104,8 @@ def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
                     "number": polygons.classes,
                     "area": _measure_areas(polygons, mapped),
                 }
-                shapes = _place(polygons.shapes, mapped, job.simplify)
-                del polygons  # of 100 000² pixels polygons fill memory too
+                shapes = _to_crs(polygons.shapes, mapped, job.simplify)
+                del polygons  # those of a map of 100 000² pixels fill the memory
                 write_polygons(job.out, shapes, columns, mapped.crs and mapped.crs.to_wkt())
     return count
 
@@ -116,8 +116,8 @@ def _choose_classes(
     """Numbers of the classes that the job names; None: all.
 
     Raises:
-        TilenetError: The map is not one of classes, lacks a class of that name, does not say where
-            its pixels lie, or has no square metres.
+        TilenetError: The map is not one of classes, lacks a named class, has no georeferencing, or
+            has areas in square degrees.
     """
     check_class_map(mapped)
     if mapped.georeferencing.missing:
@@ -132,8 +132,8 @@ def _choose_classes(
         )
     if job.min_area and mapped.crs is not None and mapped.crs.is_geographic:
         raise TilenetError(
-            f"--min-area needs a CRS in which areas are areas ({job.map}: degrees); leave it out, "
-            "or reproject the map, by gdalwarp -r near -t_srs"
+            f"--min-area needs a CRS in units of length ({job.map}: degrees); leave it out, or "
+            "reproject the map, by gdalwarp -r near -t_srs"
         )
     if job.classes is None:
         return None
@@ -165,7 +165,7 @@ def _find_large(polygons: ClassPolygons, mapped: Raster, least: float) -> NDArra
 
 
 def _join_bands(polygons: ClassPolygons, mapped: Raster, ranks: int) -> ClassPolygons:
-    """All polygons, joined over the edges of bands, in one order however they were cut."""
+    """Join polygons over the edges of bands, and sort them by place, not by how they were cut."""
     edges = [band_of(mapped.size, rank, ranks).row for rank in range(1, ranks)]
     _, top, _, bottom = shapely.bounds(polygons.shapes).T
     cut = np.isin(top, edges) | np.isin(bottom, edges)
@@ -174,15 +174,15 @@ def _join_bands(polygons: ClassPolygons, mapped: Raster, ranks: int) -> ClassPol
     return polygons.take(np.lexsort((shapely.get_x(begin), shapely.get_y(begin))))
 
 
-def _place(shapes: NDArray[Any], mapped: Raster, simplify: float) -> NDArray[Any]:
-    """Polygons in the map's CRS."""
+def _to_crs(shapes: NDArray[Any], mapped: Raster, simplify: float) -> NDArray[Any]:
+    """Move polygons from pixels to the map's CRS, and simplify them there."""
     t = mapped.transform
 
-    def place(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    def move(points: NDArray[np.float64]) -> NDArray[np.float64]:
         cols, rows = points.T
         return np.stack([t.c + t.a * cols + t.b * rows, t.f + t.d * cols + t.e * rows], axis=1)
 
     if not simplify or not len(shapes):
-        return np.asarray(shapely.transform(shapes, place))
-    met = shapely.transform(add_met_corners(shapes), place)
-    return np.asarray(shapely.coverage_simplify(met, simplify))
+        return np.asarray(shapely.transform(shapes, move))
+    coverage = shapely.transform(add_met_corners(shapes), move)
+    return np.asarray(shapely.coverage_simplify(coverage, simplify))

@@ -1,8 +1,8 @@
-"""Pieces of a map: a folder of files that all ranks write; what is there is done.
+"""Pieces of a map: a folder of files that all ranks write, so that a stopped map can be resumed.
 
-A piece has its name once the disk holds it, so that a file of the right size is whole. A map goes
-on only where nothing that it is made of has changed: `made_of.json` says what that is. So do tiles
-compressed of its pieces, of which `compressed.json` says how many are whole.
+A piece gets its name once it is on disk, so that a file of the right size is whole. A map is
+resumed only if none of its inputs has changed: `made_of.json` lists them. So are the tiles that are
+compressed from its pieces: `compressed.json` says how many of them are whole.
 """
 
 import json
@@ -31,13 +31,13 @@ NAME = re.compile(r"(\d+)_(\d+)_(\d+)_(\d+)\.raw")
 
 
 def begin_pieces(folder: Path, made_of: dict[str, Any] | None) -> str:
-    """Have a folder hold pieces of this map alone.
+    """Prepare a folder for the pieces of this map: remove those of another one.
 
     Args:
-        made_of: What it is made of, plain values; None: nothing of it outlives this job.
+        made_of: Inputs of the map, as plain values; None: its pieces do not outlive this job.
 
     Returns:
-        Why what was done cannot be used; "": it can, or there was nothing.
+        Why pieces in the folder cannot be used; "": they can, or there were none.
 
     Raises:
         OSError: The folder cannot be read or written.
@@ -51,7 +51,7 @@ def begin_pieces(folder: Path, made_of: dict[str, Any] | None) -> str:
         except (ValueError, TypeError, RecursionError):
             why = f"not said any more: its {MADE_OF} cannot be read"
         else:
-            # As they come back from the file, lists for tuples; as text: NaN equals nothing.
+            # Compared as they come back from a file (lists for tuples), and as text (NaN ≠ NaN).
             made_of = json.loads(text)
             changed = [
                 name
@@ -70,10 +70,10 @@ def begin_pieces(folder: Path, made_of: dict[str, Any] | None) -> str:
 
 
 def put_file(path: Path, data: bytes | memoryview, *, lasting: bool = True) -> None:
-    """Write a file aside, and give it its name.
+    """Write a file under another name, then rename it.
 
     Args:
-        lasting: Whether the disk has to hold it before.
+        lasting: Whether the file is synced to the disk before it is renamed.
 
     Raises:
         OSError: The disk does not take it.
@@ -95,10 +95,12 @@ class Pieces:
     """The pieces of a map, read as rasterio reads a file.
 
     Attributes:
-        count: Bands.
-        dtype: Of the map's pixels.
+        folder: Folder of the pieces.
+        count: Number of the map's bands.
+        height, width: Size of the map in pixels.
+        dtype: Name of the dtype of its pixels.
         nodata: Value of pixels without data, and of those that are in no piece.
-        windows: (pieces, 4): row, column, height and width of each, in the map.
+        windows: Row, column, height and width of each piece in the map, (pieces, 4).
     """
 
     folder: Path
@@ -111,16 +113,16 @@ class Pieces:
 
     @property
     def file_dtype(self) -> np.dtype[Any]:
-        """Dtype of pixels in files: the same bytes on any machine."""
-        little: np.dtype[Any] = np.dtype(self.dtype).newbyteorder("<")
-        return little
+        """Dtype of pixels in files: little-endian, so that any machine reads them."""
+        dtype: np.dtype[Any] = np.dtype(self.dtype).newbyteorder("<")
+        return dtype
 
     def path(self, window: Iterable[int]) -> Path:
         """Path of the piece of a window."""
         return self.folder / f"{'_'.join(map(str, window))}.raw"
 
     def list_whole(self) -> list[Window]:
-        """The windows of all pieces that are whole.
+        """Windows of the pieces in the folder that are whole.
 
         Raises:
             OSError: The folder cannot be read.
@@ -155,15 +157,22 @@ class Pieces:
         width = min(self.width, ceil(window.col_off + window.width)) - left
         values = np.empty(out_shape, self.dtype)
         inside = FileWindow(window.col_off - left, window.row_off - top, *window.flatten()[2:])
-        # Band by band: of an overview's block there are sixteen times as many pixels.
+        # Band by band: a block of an overview is computed from sixteen times as many pixels.
         for band in range(self.count):
             pixels = self._read_band(band, Window(top, left, height, width))
             if pixels.shape == out_shape[1:]:
                 values[band] = pixels
                 continue
-            size = {"height": height, "width": width, "count": 1}
-            kind = {"driver": "MEM", "dtype": self.dtype, "nodata": self.nodata}
-            with rasterio.open("piece", "w+", **size, **kind) as memory:
+            with rasterio.open(
+                "piece",
+                "w+",
+                driver="MEM",
+                height=height,
+                width=width,
+                count=1,
+                dtype=self.dtype,
+                nodata=self.nodata,
+            ) as memory:
                 memory.write(pixels, 1)
                 memory.read(1, values[band], window=inside, resampling=resampling)
         return values
@@ -181,6 +190,6 @@ class Pieces:
             )
             top, left = max(row, window.row), max(col, window.col)
             part = piece[band, top - row : end[0] - row, left - col : end[1] - col]
-            to = top - window.row, left - window.col
-            values[to[0] : to[0] + part.shape[0], to[1] : to[1] + part.shape[1]] = part
+            to_row, to_col = top - window.row, left - window.col
+            values[to_row : to_row + part.shape[0], to_col : to_col + part.shape[1]] = part
         return values

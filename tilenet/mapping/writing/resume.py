@@ -1,6 +1,6 @@
-"""The rounds of a map: they end on all ranks where one was asked to stop, or cannot write.
+"""End the rounds of a map on all ranks if a stop is requested on one, or one cannot write.
 
-What is done is kept as it is written; sums of passes for statistics after their rounds.
+Finished tiles are on disk already; the sums of a pass for statistics are written after each round.
 """
 
 from collections.abc import Iterator
@@ -24,10 +24,12 @@ __all__ = ["MapResume"]
 
 
 class MapResume:
-    """Ends rounds while it is entered. Collective.
+    """Context manager in which the rounds of a map end early on all ranks. Collective.
 
     Args:
         comm: All ranks that map.
+        writer: Writer of the map, which stores the sums of passes too.
+        requests: Requests to stop.
     """
 
     def __init__(self, comm: "MPI.Intracomm", writer: MapWriter, requests: StopRequests) -> None:
@@ -44,13 +46,13 @@ class MapResume:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # After another error the ranks do not come here together.
+        # After another error this rank is alone here, and closing is collective.
         if error is None or isinstance(error, StopAgreed | AgreedError):
             self._rounds.close()
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """What fails here on one rank ends the rounds of all, who then raise it together."""
+        """Context in which an error on one rank ends the rounds of all; `agree` raises it there."""
         try:
             yield
         except TilenetError as error:
@@ -58,44 +60,48 @@ class MapResume:
             self._requests.requested = True
 
     def agree(self) -> None:
-        """After the rounds.
+        """Raise an error of `attempt` on all ranks, after the rounds.
 
         Raises:
-            AgreedError: On all ranks: one failed.
+            AgreedError: On all ranks: an attempt failed on one of them.
         """
         with agreed(self.comm):
             if self._failed:
                 raise self._failed
 
     def tiles_done(self, *, last: bool) -> None:
-        """After a round.
+        """Count a finished round of tiles, and stop if that is requested and a round follows.
 
         Args:
             last: Whether no round follows.
 
         Raises:
-            StopAgreed: On all ranks, if any was asked to stop and a round follows.
+            StopAgreed: On all ranks, if a stop is requested on any and a round follows.
         """
         if self._rounds.round_done() and not last:
             raise StopAgreed
 
     def sums(self, layer: int) -> tuple[int, NDArray[np.float64] | None]:
-        """Of a layer's pass: number of the first tiles whose sums are known, and these sums."""
+        """The sums of a layer's pass that were written: number of their tiles, and the values.
+
+        Returns:
+            0 and None where no sums can be read.
+        """
         record = self.comm.bcast(self.writer.read_sums(str(layer)) if self.comm.rank == 0 else None)
         try:
             return int(record["tiles"]), np.array(record["values"], np.float64)
-        except (KeyError, ValueError, TypeError, OverflowError):  # none, or spoilt ones
+        except (KeyError, ValueError, TypeError, OverflowError):  # missing or corrupt
             return 0, None
 
     def sums_done(self, layer: int, tiles: int, values: NDArray[np.float64]) -> None:
-        """After a round of a layer's pass.
+        """Write the sums of a layer's pass after a round, and stop if that is requested.
 
         Args:
-            tiles: Whose sums these are, from the first on.
-            values: Their sums, in whatever form the pass has them.
+            tiles: Number of tiles that are in the sums, counted from the first.
+            values: The sums, in an array of any shape.
 
         Raises:
-            StopAgreed: On all ranks, if any was asked to stop.
+            StopAgreed: On all ranks, if a stop is requested on any.
         """
         if self.comm.rank == 0:
             with self.attempt():
@@ -104,10 +110,10 @@ class MapResume:
         self.round_done()
 
     def round_done(self) -> None:
-        """After a round of a pass of which nothing is kept.
+        """Count a finished round of a pass, and stop if that is requested.
 
         Raises:
-            StopAgreed: On all ranks, if any was asked to stop.
+            StopAgreed: On all ranks, if a stop is requested on any.
         """
         if self._rounds.round_done():
             raise StopAgreed

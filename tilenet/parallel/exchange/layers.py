@@ -1,8 +1,8 @@
-"""Make a finished network a spatial one, from outside: each rank holds its own window of each map.
+"""Replace a network's layers by spatial ones, so that each rank holds its own window of each map.
 
-Layers that look around themselves are replaced by ones that first exchange halos; layers that need
-all pixels, the norms with `scope: image`, by ones that sum over ranks (`norm.py`); all others stay.
-The parameters stay the network's own, under their own names.
+Layers that look around themselves become layers that first exchange halos; norms with `scope:
+image`, which need all pixels, become norms that sum over ranks (`norm.py`); all others stay.
+Parameters stay those of the network, under the same names.
 """
 
 from collections.abc import Sequence
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 __all__ = ["SpatialContext", "here", "spatial_layer", "without_border"]
 
-# Tags name a layer and a micro-batch as far as MPI's least number of tags (32 768) goes: messages
-# between two ranks with one tag keep their order anyway.
-TAG_LAYERS, TAG_MICRO_BATCHES = 256, 64  # × 2 ways
+# A tag names a layer, a micro-batch and a direction, modulo these numbers: MPI guarantees 32 768
+# tags only, and messages between two ranks with the same tag keep their order anyway.
+TAG_LAYERS, TAG_MICRO_BATCHES, TAG_WAYS = 256, 64, 2
 
 
 class SpatialContext:
-    """What the layers of a rank's network know of the other ranks of the image.
+    """Grids, shares and communicators by which the layers of a rank's network exchange halos.
 
     Args:
         layers: The network's layers.
-        balance: Layers per partition.
-        image_comm: The ranks that hold the same image, row by row of the grid. None: there are no
-            others, and zeros come from them (see `HaloChannel`).
+        balance: Number of layers per partition.
+        image_comm: The ranks that hold the same image, row by row of the grid. None: this rank
+            alone, with zeros in place of halos (see `HaloChannel`).
         step_comm: All ranks of a step; only batch norm sums over them.
         device_mpi: Whether MPI takes device memory.
 
@@ -74,9 +74,9 @@ class SpatialContext:
 
     def norm_comm(self, layer: int, norm: str) -> "MPI.Intracomm | None":
         """The ranks over which a norm sums."""
-        return (
-            self._step_comms[self._partition(layer)] if norm == "batch" else self.image_comm(layer)
-        )
+        if norm == "batch":
+            return self._step_comms[self._partition(layer)]
+        return self.image_comm(layer)
 
     def image_comm(self, layer: int) -> "MPI.Intracomm | None":
         """The ranks that hold the same image."""
@@ -99,18 +99,18 @@ class SpatialContext:
             rows, cols = self.shares(origin.tiling)
             place = divmod(tile, origin.tiling.grid[1])
             self._halos[where] = halo_of(rows[layer], cols[layer], place)
-        tag = (layer % TAG_LAYERS * TAG_MICRO_BATCHES + origin.micro_batch % TAG_MICRO_BATCHES) * 2
-        return HaloExchange(self._halos[where], self._channels[self._partition(layer)], tag)
+        number = layer % TAG_LAYERS * TAG_MICRO_BATCHES + origin.micro_batch % TAG_MICRO_BATCHES
+        channel = self._channels[self._partition(layer)]
+        return HaloExchange(self._halos[where], channel, number * TAG_WAYS)
 
     @property
     def sent(self) -> tuple[int, int]:
         """Messages and bytes that this rank has sent for halos."""
-        return sum(channel.messages for channel in self._channels), sum(
-            channel.bytes for channel in self._channels
-        )
+        messages = sum(channel.messages for channel in self._channels)
+        return messages, sum(channel.bytes for channel in self._channels)
 
     def close(self) -> None:
-        """Give the communicators back. Collective."""
+        """Free the communicators. Collective."""
         for comm in (*self._image_comms, *self._step_comms):
             if comm:
                 comm.Free()
@@ -124,7 +124,7 @@ def here() -> Origin:
 
 
 class Halos(Protocol):
-    """The source of the cells around a rank's own ones: other ranks, or rows that a sweep holds.
+    """Source of the cells around a rank's own ones: other ranks, or the rows that a sweep holds.
 
     Attributes:
         grids: Grids of the input and of each layer's output.
@@ -137,10 +137,10 @@ class Halos(Protocol):
 
 
 def spatial_layer(layer: Layer, index: int, module: nn.Module, spatial: Halos) -> nn.Module:
-    """The module that gives the layer's output on a rank's own cells.
+    """The module that computes a layer's output on a rank's own cells.
 
     Raises:
-        TilenetError: The layer is not known to the exchange.
+        TilenetError: There is no spatial module for the layer.
     """
     match layer:
         case Conv(kernel=1, stride=1, padding=0, extra=0, cols=()):
@@ -154,7 +154,7 @@ def spatial_layer(layer: Layer, index: int, module: nn.Module, spatial: Halos) -
         case Upsample(mode="nearest" | "shuffle") if (
             spatial.grids[index].origin % spatial.grids[index].stride
         ):
-            # Ranks do not own just what their own cells are enlarged to.
+            # The cells that a rank owns are not those to which its own cells are enlarged.
             return EnlargedByCells(module, index, spatial, layer)
         case TransposedConv():
             return AnyTransposedConv(module, index, spatial, layer)
@@ -169,7 +169,7 @@ def spatial_layer(layer: Layer, index: int, module: nn.Module, spatial: Halos) -
 
 
 class _Spatial(nn.Module):
-    """A layer, (B, C, H, W) of own cells in and out. Collective over the ranks of an image."""
+    """A layer with own cells, (B, C, H, W), in and out. Collective over the ranks of an image."""
 
     weight: Tensor
     bias: Tensor | None
@@ -200,13 +200,14 @@ class SpatialConv(_Spatial):
     def forward(self, x: Tensor) -> Tensor:
         exchange, layer = self.spatial.exchange(self.index), self.layer
         kernel = kernel_of(layer, self, x)
-        # Ranks may differ in this: their messages are the same.
+        # Ranks may choose differently: both ways send the same messages.
         same = exchange.halo.own == exchange.halo.out
         if same and not takes_copy(layer, x.shape[0] * x.shape[2] * x.shape[3]):
             shape = Shape(layer.kernel, layer.dilation, layer.groups)
             return convolve(x, kernel, self.bias, shape, exchange)
         if layer.edge != "zeros":
-            padding, extended = (0, 0), _with_edge(x, exchange, layer.edge)
+            padding = 0, 0
+            extended = _with_edge(x, exchange, layer.edge)
         else:
             padding, exchange = _padded_columns(layer, exchange)
             extended = _extended(x, exchange, 0.0)
@@ -239,15 +240,15 @@ class SpatialPool(_Spatial):
 
 
 class EnlargedByCells(_Spatial):
-    """Enlargement by nearest cells or between; outermost ones repeat beyond the map's edge."""
+    """Nearest or interpolated enlargement; outermost cells repeat beyond the map's edge."""
 
     def __init__(self, module: nn.Module, index: int, spatial: Halos, layer: Upsample) -> None:
         super().__init__(module, index, spatial)
         self.factor = layer.factor
 
     def forward(self, x: Tensor) -> Tensor:
-        # The operator clamps by itself at the map's edge, where nothing is taken, and
-        # wrongly at the halo's edge, which is cut off.
+        # The operator clamps at all edges: rightly at the map's, where there is no halo, and
+        # wrongly at the halo's, where its output is cut off.
         exchange = without_border(self.spatial.exchange(self.index))
         large = self.__dict__["plain"](_extended(x, exchange, 0.0))
         need, out = exchange.halo.need, exchange.halo.out
@@ -277,8 +278,8 @@ class AnyTransposedConv(_Spatial):
             out.width,
         ):
             return F.conv_transpose2d(extended, self.weight, self.bias, stride, groups=groups)
-        # The whole spread of these cells, then the own cells of it; output_padding lies beyond it,
-        # and with a kernel narrower than the stride own cells that nothing spreads to.
+        # The full output of these cells, of which the own cells are cut out. Some of these may lie
+        # beyond it: those of output_padding, and with a kernel narrower than the stride others.
         large = F.conv_transpose2d(extended, self.weight, None, stride, groups=groups)
         above, before = max(-top, 0), max(-left, 0)
         below = max(top + out.height - large.shape[2], 0)
@@ -291,7 +292,7 @@ class AnyTransposedConv(_Spatial):
 
 
 def _extended(x: Tensor, exchange: HaloExchange, fill: float) -> Tensor:
-    """As `extend`, without a copy where a rank owns exactly the cells that it needs."""
+    """`extend`, but without a copy where a rank owns exactly the cells that it needs."""
     halo = exchange.halo
     if halo.need == halo.own and not any(halo.border) and not halo.gives:
         return x
@@ -299,7 +300,7 @@ def _extended(x: Tensor, exchange: HaloExchange, fill: float) -> Tensor:
 
 
 def _with_edge(x: Tensor, exchange: HaloExchange, edge: str) -> Tensor:
-    """As `_extended`, with cells of the map repeated beyond its edges (`mode` of `F.pad`)."""
+    """`_extended`, with cells of the map repeated beyond its edges; `edge`: `mode` of `F.pad`."""
     top, bottom, left, right = exchange.halo.border
     inside = _extended(x, without_border(exchange), 0.0)
     return F.pad(inside, (left, right, top, bottom), mode=edge)
@@ -308,9 +309,9 @@ def _with_edge(x: Tensor, exchange: HaloExchange, edge: str) -> Tensor:
 def _padded_columns(
     layer: Conv | Pool, exchange: HaloExchange
 ) -> tuple[tuple[int, int], HaloExchange]:
-    """Padding for the operator, of rows and columns, and the exchange without that border.
+    """The operator's padding of (rows, columns), and the exchange without a border there.
 
-    A rank that has all columns lets the operator pad them, which saves a copy.
+    Where a rank has all columns, the operator pads them, which saves a copy.
     """
     layer = layer.along_cols if isinstance(layer, Conv) else layer
     halo, padding = exchange.halo, layer.padding

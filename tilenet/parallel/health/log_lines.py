@@ -11,12 +11,15 @@ EVERY_S = 30.0
 
 
 class LogLines:
-    """Prints the time of day, how much is done and how long the rest will take; methods as tqdm's.
+    """Prints the time of day, how much is done and how long the rest will take.
+
+    Its methods are those of tqdm's bar, which it replaces.
 
     Args:
-        unit: Name of one unit, `step`.
-        done: Units done before.
-        brief: Whether it is a part of something longer: no line at its end.
+        total: Number of units.
+        unit: Name of a unit in the singular, such as `step`.
+        done: Units that are done already.
+        brief: Whether no line is printed at the end, as for a part of a longer work.
         what: Text before the counts.
     """
 
@@ -34,13 +37,13 @@ class LogLines:
             self._print()
 
     def update(self, count: int = 1) -> None:
-        """Count more units; print a line if the last is long ago."""
+        """Count more units; print a line if the last one is `EVERY_S` old."""
         self.done += count
         if time.monotonic() - self._printed >= EVERY_S:
             self._print()
 
     def set_postfix(self, figures: Mapping[str, str], refresh: bool = True) -> None:
-        """Set the end of the next line: figures of the last unit, by name."""
+        """Set the end of the next line from figures by name."""
         self.set_postfix_str(", ".join(f"{name} {value}" for name, value in figures.items()))
 
     def set_postfix_str(self, text: str, refresh: bool = True) -> None:

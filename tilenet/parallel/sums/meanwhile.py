@@ -1,11 +1,12 @@
-"""Whether sums of gradients pay while backward runs, or are made after it.
+"""Decide whether a thread sums gradients while backward runs, or the sum follows backward.
 
-A thread that waits inside of MPI spins. Where it shares a core with the thread that computes, and
-no network has to be waited for, it takes from backward more than it hides.
+A thread that waits in MPI spins. Where it shares a core with the thread that computes, and all
+ranks are on one node, it slows backward down by more time than it hides.
 """
 
 import os
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,30 +20,32 @@ __all__ = ["room_for_helpers", "sums_pay_meanwhile"]
 
 
 def room_for_helpers(cores: Sequence[Iterable[int]], threads: Sequence[int]) -> bool:
-    """Whether the ranks of a node leave a core for one more thread each.
+    """Whether a node has a core for one more thread of each of its ranks.
 
     Args:
-        cores: Cores that each rank may run on; ranks that are not bound share them.
-        threads: Threads with which each computes.
+        cores: Per rank, numbers of the cores that it may run on; unbound ranks share them.
+        threads: Per rank, the number of its threads that compute.
     """
-    return len({core for some in cores for core in some}) >= sum(threads) + len(threads)
+    num_cores = len(set(chain.from_iterable(cores)))
+    return num_cores >= sum(threads) + len(threads)
 
 
 def sums_pay_meanwhile(comm: "MPI.Intracomm", *, on_devices: bool) -> bool:
-    """Whether a helper should sum gradients while backward runs; alike on all ranks. Collective.
+    """Whether a thread should sum gradients while backward runs; alike on all ranks. Collective.
 
-    Backward may call MPI too, so it should not where MPI takes one thread at a time.
+    Backward may call MPI too, so that this needs an MPI that several threads may call.
 
     Args:
-        on_devices: Whether this rank's gradients, or some of them, lie on devices, which compute
-            without its cores.
+        on_devices: Whether some of this rank's gradients are on devices, which compute without its
+            cores.
     """
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     facts = node.allgather((sorted(os.sched_getaffinity(0)), torch.get_num_threads()))
-    alone = node.size == comm.size
+    one_node = node.size == comm.size
     node.Free()
     cores, threads = zip(*facts, strict=True)
-    pays = any(comm.allgather(on_devices or not alone or room_for_helpers(cores, threads)))
-    return threads_may_call(comm) and pays
+    pays = on_devices or not one_node or room_for_helpers(cores, threads)
+    pays_anywhere = any(comm.allgather(pays))
+    return threads_may_call(comm) and pays_anywhere

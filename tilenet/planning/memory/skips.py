@@ -17,7 +17,7 @@ class Skip:
         stash: Number of the layer that stashes.
         pop: Number of the layer that pops.
         map_bytes: Bytes of the map.
-        gradient: Storage that its gradient holds, from the pop's backward to the stash's.
+        gradient: Bytes that its gradient holds from the pop's backward to the stash's.
     """
 
     stash: int
@@ -33,15 +33,14 @@ def find_skips(costs: Sequence[LayerBytes]) -> list[Skip]:
     for index, cost in enumerate(costs):
         if isinstance(cost.layer, Stash):
             stashes[cost.layer.name] = index
-        taken = [stashes[name] for name in cost.layer.names]
-        for stash, (size, storage) in zip(taken, cost.skip_gradients, strict=True):
-            # Gradients of one storage wait for the last of them, that of the first stash.
-            sharing = [
-                other
-                for other, (_, number) in zip(taken, cost.skip_gradients, strict=True)
-                if number == storage
-            ]
+        popped = [stashes[name] for name in cost.layer.names]
+        # Gradients in one storage wait for the last of them, that of the first stash.
+        first_stash: dict[int, int] = {}
+        for stash, (_, storage) in zip(popped, cost.skip_gradients, strict=True):
+            first_stash[storage] = min(stash, first_stash.get(storage, stash))
+        for stash, (size, storage) in zip(popped, cost.skip_gradients, strict=True):
             layer = costs[stash].layer
             map_bytes = 0 if isinstance(layer, Stash) and layer.sizes else costs[stash].input
-            skips.append(Skip(stash, index, map_bytes, size if stash == min(sharing) else 0))
+            gradient = size if stash == first_stash[storage] else 0
+            skips.append(Skip(stash, index, map_bytes, gradient))
     return skips

@@ -1,4 +1,4 @@
-"""What a layer takes on the rows of a strip, from what was measured of it."""
+"""Memory of a layer on a strip's rows, scaled from its measured cost."""
 
 from tilenet.geometry.by_place import by_corners
 from tilenet.geometry.layers import Conv, Layer, Pool, TransposedConv, Upsample
@@ -8,18 +8,18 @@ from tilenet.planning.memory.layer_cost import LayerBytes
 
 __all__ = ["WEIGHT_BYTES", "cast_bytes", "copied_cols", "forward_bytes"]
 
-WEIGHT_BYTES = 4  # of a value, at least; the image's and the loss's too
+WEIGHT_BYTES = 4  # least bytes of a weight, and of a value of the image or the loss
 
 
 def cast_bytes(layer: Layer, cost: LayerBytes, item_bytes: int) -> int:
-    """Bytes of a layer's weights as autocast makes them narrow, for each strip."""
+    """Bytes of the narrow copy of a layer's weights that autocast makes for each strip."""
     is_cast = item_bytes < WEIGHT_BYTES and isinstance(layer, Conv | TransposedConv)
     return is_cast * cost.parameters * item_bytes // WEIGHT_BYTES
 
 
 def forward_bytes(layer: Layer, cost: LayerBytes, size: int) -> int:
-    """What a layer's forward takes, its output of `size` bytes among it."""
-    # As `resampled`: the lower and the upper cells, their difference, its share and the sum.
+    """Bytes that a layer's forward takes, including its output of `size` bytes."""
+    # As `resampled` does: lower cells, upper cells, their difference, its share and the sum.
     if isinstance(layer, Upsample) and by_corners(layer):
         return 4 * size + size // layer.factor
     if isinstance(layer, Pool) and by_corners(layer):  # along rows, while there are all columns
@@ -28,7 +28,13 @@ def forward_bytes(layer: Layer, cost: LayerBytes, size: int) -> int:
 
 
 def copied_cols(layer: Conv | Pool, shape: MapShape, out: int, need: Rows) -> int:
-    """Columns of the copy that a layer works on where its operator does not pad; 0: none."""
+    """Columns of the padded copy that a layer makes of its input; 0: its operator pads itself.
+
+    Args:
+        shape: Shape of the input map.
+        out: Columns of the output.
+        need: First and past-the-end row of the input that the strip needs.
+    """
     if isinstance(layer, Conv):
         layer, is_square = layer.along_cols, layer.is_square
         if is_square and layer.kernel == layer.stride == 1 and not layer.padding:

@@ -34,7 +34,7 @@ from tilenet.storage.checkpoints import (
 )
 from tilenet.storage.lock import Lock
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.storage.whole_checkpoint import Broken, checked_checkpoint, newest_whole
+from tilenet.storage.whole_checkpoint import BrokenCheckpoint, checked_checkpoint, newest_whole
 from tilenet.training.folder.background_save import BackgroundSave, host_copies, in_background
 from tilenet.training.folder.files import RUN_FILES, TABLES
 from tilenet.training.states import fill_optimizer
@@ -68,7 +68,7 @@ class RunFolder:
         self.history = path / TABLES[0]
         self._write = write
         self._resumed: Path | None = None
-        self._broken: tuple[Broken, ...] = ()
+        self._broken: tuple[BrokenCheckpoint, ...] = ()
         self._saving = BackgroundSave()
         self._lock: Lock | None = None
 

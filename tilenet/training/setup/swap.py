@@ -33,25 +33,24 @@ if TYPE_CHECKING:
 __all__ = ["Load", "SwapRequest", "decide_swaps", "device_bytes", "pipe_swaps"]
 
 GIB = 2**30
-RESERVE = 0.1  # share of a device for workspaces and fragmentation
+RESERVE = 0.1  # share of a device that is left for workspaces and fragmentation
+
+SwapMode = Literal["off", "auto", "all"] | bool
 
 
 @dataclass(frozen=True)
 class Load:
-    """The most that a rank computes at a time.
+    """The largest work of a rank in a step.
 
     Attributes:
-        tile: Rows and columns of the largest micro-batch.
-        stacked: Tiles in a micro-batch.
-        micro_batches: Micro-batches at a time.
+        tile: Rows and columns of the largest tile.
+        stacked: Number of tiles in a micro-batch.
+        micro_batches: Number of micro-batches in a step.
     """
 
     tile: tuple[int, int]
     stacked: int
     micro_batches: int
-
-
-SwapMode = Literal["off", "auto", "all"] | bool
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,9 @@ class SwapRequest:
 
     Attributes:
         mode: `off`; `auto`: no more than needed to fit; `all`: every tensor that can be swapped.
-        keys: Limits, and the place of swapped tensors.
+        keys: Limits of memory, and where swapped tensors go.
         optimizer: Kind of the optimizer by its states, see `partition_bytes`.
-        loads: Loads of this rank in steps of each size; all must fit.
+        loads: One load of this rank for each size of a step; all must fit.
         sharers: Number of ranks that share out the optimizer's states.
     """
 
@@ -79,13 +78,13 @@ def decide_swaps(
     """Decide what to swap; None: nothing. Collective.
 
     Raises:
-        AgreedError: Nothing makes a step fit.
+        AgreedError: A step does not fit even with swapping.
     """
     mode, keys = request.mode, request.keys
     if mode == "off":
         return None
     limit = device_bytes(keys, devices, comm)
-    load = _most(list(chain(*comm.allgather(request.loads))))
+    load = _largest(list(chain(*comm.allgather(request.loads))))
     swaps = None
     with agreed(comm):
         if comm.rank == 0:
@@ -102,7 +101,7 @@ def pipe_swaps(plan: SwapPlan, keys: SwappingKeys, devices: Sequence[torch.devic
     """The hooks that carry out a swap plan.
 
     Raises:
-        TilenetError: There is no place for swapped tensors.
+        TilenetError: The folder for swapped tensors is not writable.
     """
     return PipeSwaps(
         [part.layers for part in plan.partitions],
@@ -119,15 +118,15 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.2f} MiB"
 
 
-def _most(loads: Sequence[Load]) -> Load:
-    # By area: rows of one image with columns of another would be a tile that no rank has.
+def _largest(loads: Sequence[Load]) -> Load:
+    # The tile of largest area: rows of one image and columns of another are a tile of no rank.
     tile = max((load.tile for load in loads), key=prod)
     stacked = max(load.stacked for load in loads)
     return Load(tile, stacked, max(load.micro_batches for load in loads))
 
 
 def device_bytes(keys: SwappingKeys, devices: RunDevices, comm: "MPI.Intracomm") -> int:
-    """Bytes that a step may take on every device. Collective."""
+    """Bytes that a step may take on each device, the least over all ranks. Collective."""
     with agreed(comm):
         limit = _limit_bytes(keys.device_gib, devices)
     least: int = min(comm.allgather(limit))
@@ -151,19 +150,24 @@ def _plan(
     limit: int,
 ) -> SwapPlan:
     record, keys, everything = plan.record, request.keys, request.mode == "all"
-    tile = record.layers, *load.tile, record.precision, load.stacked, plan.halo_mode
-    costs, many = layer_bytes(*tile), load.micro_batches
-    job = costs, plan.balance, many, plan.checkpointing
-    demand = Demand(*job, request.optimizer, devices, request.sharers)
+    costs = layer_bytes(record.layers, *load.tile, record.precision, load.stacked, plan.halo_mode)
+    demand = Demand(
+        costs,
+        plan.balance,
+        load.micro_batches,
+        plan.checkpointing,
+        request.optimizer,
+        devices,
+        request.sharers,
+    )
 
     @cache
     def speeds() -> Speeds:
         if everything:  # bytes do not depend on speeds
             return Speeds([LayerTime(0.0, 0.0)] * len(costs), inf, keys.min_bytes)
         times = _times(record, load, devices[0])
-        return Speeds(
-            times, measure_bandwidth(_slabs(keys, devices[0]), devices[0]), keys.min_bytes
-        )
+        bandwidth = measure_bandwidth(_slabs(keys, devices[0]), devices[0])
+        return Speeds(times, bandwidth, keys.min_bytes)
 
     ahead = fetched_ahead(devices[0])
     swaps = plan_swaps(demand, limit, speeds, everything=everything, ahead=ahead)
@@ -185,10 +189,10 @@ def _times(record: NetworkRecord, load: Load, device: torch.device) -> tuple[Lay
 
 
 def _slabs(keys: SwappingKeys, device: torch.device) -> Slabs:
-    """Where swapped tensors of a device go.
+    """Host memory or files for the swapped tensors of a device.
 
     Raises:
         TilenetError: The folder is not writable.
     """
-    limit = None if keys.host_gib is None else int(keys.host_gib * 2**30)
+    limit = None if keys.host_gib is None else int(keys.host_gib * GIB)
     return open_slabs(keys.folder, limit, pinned=device.type == "cuda")

@@ -1,4 +1,4 @@
-"""What the tiles of a run read: own pixels and a halo, or own pixels where ranks exchange it."""
+"""Choose the halo rule of a run's tiles from its run file."""
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo_rule import HaloRule, halo_rule
@@ -12,14 +12,14 @@ __all__ = ["tile_rule"]
 
 
 def tile_rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
-    """How tiles read: what they own and the halo, or what they own where ranks exchange halos.
+    """The halo rule of a run: own pixels and a halo, or own pixels alone if ranks exchange halos.
 
     Raises:
-        TilenetError: The halo that was asked for cannot be had, or the network cannot be swept.
+        TilenetError: The network does not allow the run's `halo` or `halo_mode`.
     """
     context, halo = record.context(), run.halo
     if run.halo_mode == "windows":
-        # A crop at an image's edge is reflected up to the size of a window.
+        # No halo: crops are windows, and are padded by reflection at an image's edges.
         return HaloRule(0, run.window_px or 0, exact=False)
     if run.halo_mode == "sweep":
         check_sweep(run, record, mesh)
@@ -28,8 +28,8 @@ def tile_rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
     if run.halo_mode == "exchange":
         if halo != "exact":
             raise TilenetError(
-                f"with halo_mode: exchange each layer takes just what it needs (halo: {halo}); "
-                "leave halo out, or use halo_mode: overlap"
+                f"halo_mode: exchange needs no halo, since each layer exchanges its own (halo: "
+                f"{halo}); leave halo out, or use halo_mode: overlap"
             )
         return halo_rule(halo, record.layers, exchanged=True)
     rule = halo_rule(halo, record.layers, record.epsilon_px)
