@@ -85,10 +85,10 @@ def test_a_map_is_the_mean_of_the_whole_images(
     [
         pytest.param("same", (3, 90), marks=pytest.mark.ranks(1)),
         pytest.param("same", (31, 33), marks=pytest.mark.ranks(2)),
-        pytest.param("same", (40, 57), marks=pytest.mark.ranks(1)),
+        pytest.param("same", (64, 97), marks=pytest.mark.ranks(1)),
         pytest.param("valid", (3, 90), marks=pytest.mark.ranks(2)),
         pytest.param("valid", (31, 33), marks=pytest.mark.ranks(1)),
-        pytest.param("valid", (40, 57), marks=pytest.mark.ranks(2)),
+        pytest.param("valid", (64, 97), marks=pytest.mark.ranks(2)),
     ],
     ids=str,
 )
@@ -161,7 +161,7 @@ def test_an_interrupted_map_goes_on_and_does_nothing_twice(
         return tiles(self, *rest)
 
     monkeypatch.setattr(Mapper, "tiles", counted)
-    wanted, _ = turned_map(made, scene, comm, "flips", tile_px=48)
+    wanted, _ = turned_map(made, scene, comm, "flips", tile_px=40)
     total = len(computed)
     computed.clear()
     rounds, done = [], getattr(MapResume, where)
@@ -174,7 +174,7 @@ def test_an_interrupted_map_goes_on_and_does_nothing_twice(
 
     (shared_path / "map.tif").unlink(missing_ok=True)
     comm.Barrier()
-    how = str(made.folder), str(scene.image), str(shared_path / "map.tif"), "probabilities", 48
+    how = str(made.folder), str(scene.image), str(shared_path / "map.tif"), "probabilities", 40
     asked = Prediction(*how, device="cpu", resume=True, tta="flips")
     with monkeypatch.context() as patch:
         patch.setattr(MapResume, where, until)
