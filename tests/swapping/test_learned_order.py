@@ -273,7 +273,7 @@ def test_threads(tmp_path: Path) -> None:
     wanted = torch.autograd.grad(wanted, list(model.parameters()))
     swapper = swapper_of(tmp_path, 12 * MAP, 2)
     found: list[tuple[Tensor, ...]] = []
-    together = threading.Barrier(3)
+    together = threading.Barrier(3, timeout=60)  # where one thread fails the others end too
 
     def train() -> None:
         for _ in range(6):
