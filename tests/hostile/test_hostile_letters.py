@@ -45,8 +45,8 @@ def test_a_sentence_is_one_line_of_bounded_length(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        *((f"b{letter}c", "without control") for letter in "\x01\t\n\x85\uffff"),
-        (NO_UTF8, "in UTF-8"),
+        *((f"b{letter}c", "must not contain control") for letter in "\x01\t\n\x85\uffff"),
+        (NO_UTF8, "must be UTF-8"),
     ],
 )
 def test_class_names_that_maps_cannot_hold_are_refused(
@@ -55,7 +55,7 @@ def test_class_names_that_maps_cannot_hold_are_refused(
     record = NetworkRecord(LAYERS, (1,), ("a", name), 255, (0.5,), (2.0,), None, None, "float32", 5)
     with pytest.raises(TilenetError, match=rf"name {rule}.*\(classes in network.json: '"):
         NetworkRecord.from_json(record.to_json())
-    if rule == "in UTF-8":
+    if rule == "must be UTF-8":
         return
     escaped = "".join(f"\\u{ord(letter):04x}" for letter in name)
     (tmp_path / "run.yaml").write_text(f'{LEAST}classes: [a, "{escaped}"]\n')

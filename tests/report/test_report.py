@@ -191,8 +191,8 @@ def test_what_is_missing_or_broken_is_said(
     [
         (["RUN", "-o", "/nowhere/page.html"], 1, "must be written to a place"),
         (["RUN", "--map", "OTHER", "-o", "OUT"], 1, "on the grid of one of the run's images"),
-        (["EMPTY"], 1, "made of the folder of a run"),
-        (["PLANNED"], 1, "made of the folder of a run"),
+        (["EMPTY"], 1, "a report needs the folder of a run"),
+        (["PLANNED"], 1, "a report needs the folder of a run"),
         ([], 2, "required"),
     ],
     ids=str,
