@@ -1,4 +1,4 @@
-"""What plan and machine say of jobs that go on with fewer nodes when some die."""
+"""Jobs that go on with fewer nodes when some die: their plan and their options."""
 
 import re
 from argparse import ArgumentTypeError

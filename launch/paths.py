@@ -18,11 +18,11 @@ __all__ = ["Missing", "check_paths", "missing"]
 
 @dataclass(frozen=True)
 class Missing:
-    """What is not there, each with what names it.
+    """Paths of a job that do not exist, each after the option or run file that names it.
 
     Attributes:
-        here: Below the folder from which the job is submitted, where it starts.
-        elsewhere: Of absolute paths, which the nodes may see and the login node not.
+        here: Relative paths, from the folder in which the job is submitted and starts.
+        elsewhere: Absolute paths, which nodes may see although the login node does not.
     """
 
     here: tuple[str, ...]
@@ -30,7 +30,7 @@ class Missing:
 
 
 def check_paths(job: Job, *, submits: bool) -> list[str]:
-    """Sentences on what a job may not find.
+    """Return sentences on the paths that a job may not find.
 
     A script is often written before its files, or submitted from another folder. A job that is
     submitted starts in this one.

@@ -15,7 +15,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Binding:
-    """What belongs to a rank of a node.
+    """Cores and devices of one rank of a node.
 
     Attributes:
         local_rank: Number of the rank on its node.

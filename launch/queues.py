@@ -1,4 +1,4 @@
-"""How a job comes again: what Slurm, LSF and a machine without a queue do for it.
+"""Queue a job again, with Slurm, with LSF and on a machine without a queue.
 
 PBS and Flux queue no job again that ends by itself. qrerun of PBS is for managers and operators
 alone (`req_rerunjob` in OpenPBS); it reruns those marked `-r y` that it preempts, or whose first

@@ -1,4 +1,4 @@
-"""What a rank of a job script runs: rank.py STATUS FOLDER ignore|take PROGRAM…, in FOLDER.
+"""Run a rank of a job script: rank.py STATUS FOLDER ignore|take PROGRAM…, in FOLDER.
 
 It writes how the program ended into the status file, where the launcher's exit code does not tell a
 stop from a crash (a step that is killed always says 137 or 143). A stop (75) is no reason to kill
@@ -19,7 +19,7 @@ STOPPED = 75
 
 
 def status_of(code: int, stop: bool, rank: int) -> tuple[str, int]:
-    """What a rank writes into the status file, and its exit code.
+    """Return the text that a rank adds to the status file, and its exit code.
 
     `code` is the program's; less than 0 where a signal ended it.
     """

@@ -39,7 +39,9 @@ SUBMIT = {"lsf": "bsub", "slurm": "sbatch", "pbs": "qsub", "flux": "flux batch",
 
 @dataclass(frozen=True)
 class Job:
-    """What a script runs, as the user names it; paths are relative to where it is submitted.
+    """The work of a job script and its options, as the user names them.
+
+    Paths are relative to the folder in which the job is submitted.
 
     Attributes:
         run: The run file; empty: do not train.
@@ -51,10 +53,10 @@ class Job:
         time: Limit of its time, as hours:minutes.
         account: Project that pays; empty: the machine's default.
         queue: The queue; empty: the machine's.
-        stage: Relative paths of what is copied to the nodes first.
+        stage: Relative paths of the files that are copied to the nodes first.
         packed: The file of `tilenet pack`, which each node unpacks; empty: ranks read `venv`.
         file: Path of the script.
-        mail: Where the batch system writes to when the job ends or fails; empty: nowhere.
+        mail: Address to which the batch system writes when the job ends or fails; empty: none.
         chain: Whether it starts after the user's other jobs of its name.
         most_nodes: Nodes to start with if as many are free; it goes on with fewer, down to the
             placement's; None: the placement's, always.
@@ -130,7 +132,7 @@ def _changes(scheduler: str) -> str:
 
 
 def _names(placed: Placement, job: Job) -> list[str]:
-    """What to run, and on what."""
+    """Return the lines of shell variables that name the run, its plan and its files."""
     storage = placed.machine.launch.node_storage or "/tmp"
     packed = f"PACKED=${{PACKED-{shlex.quote(job.packed)}}} # of tilenet pack, for {storage}"
     return [
@@ -168,7 +170,7 @@ def _batch(placed: Placement, job: Job, minutes: int) -> list[str]:
 
 
 def _as_word(words: Sequence[str]) -> str:
-    """A command line as one word of a command line, of which a shell expands HOSTS alone."""
+    """Quote a command line as one word of another, in which a shell expands HOSTS alone."""
     text = " ".join(
         word if word == HOSTS else re.sub(r'["$`\\]', r"\\\g<0>", shlex.quote(word))
         for word in words
@@ -194,7 +196,7 @@ def _wrapped(first: str, words: Iterable[str], more: bool = False) -> list[str]:
 
 
 def _lsf(placed: Placement, job: Job, minutes: int) -> list[str]:
-    """A line of whose the job is, of its nodes, of its log, and of how it stops and comes again."""
+    """Return the #BSUB lines: account and queue, nodes, log, how it stops and is queued again."""
     facts = placed.machine.launch
     queue = job.queue or facts.queue
     user = [f"-W {minutes // 60}:{minutes % 60:02d}"]
@@ -208,7 +210,7 @@ def _lsf(placed: Placement, job: Job, minutes: int) -> list[str]:
 
 
 def _slurm(placed: Placement, job: Job, minutes: int) -> list[str]:
-    """A line of whose the job is, of its nodes, of its log and how it stops and comes again."""
+    """Return the #SBATCH lines: account and queue, nodes, log and queueing again, mail."""
     machine, facts = placed.machine, placed.machine.launch
     queue = job.queue or facts.queue
     user = [f"--time={minutes}"]
@@ -233,7 +235,7 @@ def _slurm(placed: Placement, job: Job, minutes: int) -> list[str]:
 
 
 def _pbs(placed: Placement, job: Job, minutes: int) -> list[str]:
-    """A line of whose the job is, and of its nodes; it runs again where PBS ended it."""
+    """Return the #PBS lines: account and queue, nodes; the job reruns where PBS ended it."""
     machine, facts = placed.machine, placed.machine.launch
     queue = job.queue or facts.queue
     user = [f"-N {job.name} -k doe -r y -l walltime={minutes // 60}:{minutes % 60:02d}:00"]
@@ -247,7 +249,7 @@ def _pbs(placed: Placement, job: Job, minutes: int) -> list[str]:
 
 
 def _flux(placed: Placement, job: Job, minutes: int) -> list[str]:
-    """The same for Flux, and how it is told to stop."""
+    """Return the `# flux:` lines: account and queue, log, and how it is told to stop."""
     facts = placed.machine.launch
     queue = job.queue or facts.queue
     user = [f"--time-limit={minutes}m", f"--nodes={placed.nodes}", "--exclusive"]
@@ -261,7 +263,7 @@ def _flux(placed: Placement, job: Job, minutes: int) -> list[str]:
 
 
 def _check(placed: Placement, job: Job) -> int:
-    """The job's minutes, if all can be written."""
+    """Return the job's minutes, after checking that all names can be written."""
     names = (job.run, job.plan, job.image, job.output, job.venv, job.packed)
     for text in (*names, job.account, job.queue, job.file):
         if re.search(r"[\x00-\x1f\x7f]", text):

@@ -1,4 +1,4 @@
-"""One step of a job: a program on all ranks, and how it ended, by what the ranks wrote."""
+"""One step of a job: run a program on all ranks, and read how it ended from their status file."""
 
 import os
 import signal
@@ -22,10 +22,10 @@ MOST_UNSTARTED = 2
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step ended.
+    """The end of a step.
 
     Attributes:
-        result: How the ranks ended, as they wrote; killed: before they could write.
+        result: The ends that the ranks wrote; killed: the step ended before they could write.
         started: Whether MPI was up.
     """
 
@@ -34,7 +34,13 @@ class Outcome:
 
 
 def outcome(status: str, started: bool, requeue: bool) -> Outcome:
-    """What the lines of a status file mean, where the job was asked to make room or not."""
+    """Read the end of a step from its status file.
+
+    Args:
+        status: Lines of the status file.
+        started: Whether MPI was up.
+        requeue: Whether the job was asked to make room.
+    """
     codes = set(status.split()) - {"began"}
     if codes - {"0", "75"}:
         # Told to stop while MPI could not start: nothing was done, and nothing speaks against the
@@ -71,7 +77,7 @@ class Steps:
 
         Args:
             name: Name of the step in the log.
-            early: `ignore` or `take`: what signals do to it before it catches them.
+            early: `ignore` or `take`: effect of signals on it before it catches them.
             program: Command line of the program.
         """
         handle, status = tempfile.mkstemp(prefix="status.", dir=self.output)

@@ -63,7 +63,7 @@ class Adopted:
 
     @property
     def context(self) -> Context:
-        """How far the network looks around each pixel, besides averages of the whole image."""
+        """Context that each pixel needs, besides averages of the whole image."""
         return context_of(self.layers)
 
     @property
@@ -85,7 +85,7 @@ class Adopted:
 
     @property
     def together(self) -> dict[str, tuple[int, int]]:
-        """The first and the last layer of those that share a trained weight, by its name."""
+        """First and last of the layers that share a trained weight, by the weight's name."""
         layers = {n: [int(w.split(".")[0]) for w in own] for n, own in self.shared.items()}
         return {name: (min(of), max(of)) for name, of in layers.items()}
 
@@ -107,7 +107,7 @@ class Adopted:
         return network
 
     def around(self, module: nn.Module, seed: int, precision: str) -> Network:
-        """The network around the module as it is, which is taken over, with these weights."""
+        """Build the network around the opaque module, which is taken over, with these weights."""
         network = opaque_network(module, seed, precision)
         self.fill(network)
         return network
@@ -142,8 +142,8 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
     (forward and backward) and in evaluation, and must agree to rounding.
 
     Args:
-        module: Takes images (B, bands, H, W), and gives a map (B, classes, H, W), alone or first.
-            It stays as it is. Where only some of its parts are in evaluation mode (a frozen
+        module: Maps images (B, bands, H, W) to a map (B, classes, H, W), which it returns alone or
+            first. It is not changed. Where only some of its parts are in evaluation mode (a frozen
             encoder), these stay in it: they drop nothing, and their batch norms are frozen. If all
             are, it counts as a module in training. Weights that require no gradient are not
             trained.

@@ -43,8 +43,8 @@ class Moved:
         cells: The map.
         rows: Cells padded above and below, negative where they are cut off, and the n.
         cols: The same on the left and on the right.
-        edge: Whether they are zeros, or made of the map's cells (see `geometry.layers.Conv`).
-        settled: The map that it is, once an operator has taken it.
+        edge: Padding with zeros, or with copies of the map's cells (see `geometry.layers.Conv`).
+        settled: The resulting map, once an operator has taken it.
     """
 
     cells: Cells
@@ -77,7 +77,7 @@ class Kernel:
     Attributes:
         shape: Shape of the kernel.
         weights: Weights of the module by their names in the layer.
-        computed: Fields of the layer for a kernel that is computed of them.
+        computed: Fields of the layer for a kernel that is computed from these weights.
     """
 
     shape: tuple[int, ...]
@@ -156,7 +156,7 @@ class Call:
     Attributes:
         where: Path of the submodule that calls it.
         line: File and line of the user's source that calls it; empty: unknown.
-        operator: The operator's name, without the `_` of those that write over their argument.
+        operator: The operator's name, without the `_` of operators that write over their argument.
         target: The full name with the overload, such as `mul.Tensor`.
         shape: Shape of the result; a list of shapes where there are several results.
         floats: Whether the result holds numbers of the map's own precision.
@@ -213,7 +213,7 @@ class Call:
         return x
 
     def kernel(self, x: Any) -> Kernel:
-        """An argument that is a kernel: a weight, or computed of weights and numbers."""
+        """Return an argument as a kernel: a weight, or computed from weights and numbers."""
         if not isinstance(x, Cells) or isinstance(x.source, Weight):
             weight = self.weight(x)
             return Kernel(weight.shape, {"weight": weight})
@@ -260,8 +260,8 @@ class Arguments:
     Attributes:
         by_name: Values in the schema's order; tensors are `Cells`, lists tuples that begin with
             `list`.
-        defaults: Names of those that hold the schema's default.
-        keyword_only: Names of those that are passed by name only.
+        defaults: Names of the arguments that hold the schema's default.
+        keyword_only: Names of the arguments that are passed by name only.
     """
 
     by_name: dict[str, Any]

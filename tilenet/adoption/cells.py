@@ -1,8 +1,8 @@
-"""Tensors of a graph whose cells are made of the same cells of maps, whatever their dimensions.
+"""Tensors of a graph that compute each cell from the same cell of maps, in any dimensions.
 
 A module may view a map as (B, groups, C / groups, H, W) or (B, H·W, C), work on it, and view it as
-a map again. `Cells` says where rows and columns went, and what computes it; once it is a map again,
-all that lies between becomes one cellwise layer.
+a map again. `Cells` records the dimensions that hold rows and columns, and the operators that
+compute the tensor; once it is a map again, these operators become one cellwise layer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 Atom = int | str  # channels, or one of the letters
-Dim = tuple[Atom, ...]  # what a dimension runs over, the last one fastest; empty: it has size 1
+Dim = tuple[Atom, ...]  # atoms of a dimension, the last one runs fastest; empty: it has size 1
 BATCH, ROWS, COLS = "B", "H", "W"
 IMAGES = 2  # of the batch with which a graph is recorded
 MOST_HELD = 2**11  # numbers that a layer holds
@@ -48,11 +48,12 @@ class Weight:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """A tensor, by what its dimensions run over and by what computes it.
+    """A tensor: the atoms that its dimensions run over, and the operators that compute it.
 
     Attributes:
-        dims: What each dimension runs over.
-        size: Rows and columns of the maps that it is made of; None: of numbers for each image only.
+        dims: Atoms that each dimension runs over.
+        size: Rows and columns of the maps that it is computed from; None: it is computed from
+            numbers for each image only.
         whole: Whether these are whole maps.
         source: The map or the weight that it is; None: operators compute it.
         operator: The last of these operators, under its name in `model.cellwise`.
@@ -219,7 +220,7 @@ def _held(weights: Sequence[Weight]) -> tuple[HeldWeight, ...]:
 def _computed(
     cells: Cells,
 ) -> tuple[tuple[Value, ...], tuple[Weight, ...], tuple[Step, ...]]:
-    """The maps and the weights that a tensor is computed of, and the steps."""
+    """Return the maps and weights that a tensor is computed from, and the steps that compute it."""
     maps: dict[int | str, Value] = {}
     weights: dict[int | str, Weight] = {}
     order: dict[int | str, Cells] = {}
@@ -245,18 +246,18 @@ def _computed(
 
 
 def maps_in(cells: Cells) -> list[Value]:
-    """The maps that a tensor is made of."""
+    """Return the maps that a tensor is computed from."""
     return [tensor.source for tensor in _in_order(cells) if isinstance(tensor.source, Value)]
 
 
 def _key(cells: Cells) -> int | str:
-    """What tells tensors apart: the name of a weight, else the identity."""
+    """Return the key of a tensor: the name of a weight, else the identity."""
     source = cells.source
     return source.name if isinstance(source, Weight) else id(cells if source is None else source)
 
 
 def _in_order(cells: Cells) -> Iterator[Cells]:
-    """All tensors that a tensor is computed of, each after its own arguments."""
+    """Yield all tensors that a tensor is computed from, each after its own arguments."""
     visited: set[int] = set()
     waiting = [(cells, False)]
     while waiting:

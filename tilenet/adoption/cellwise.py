@@ -1,4 +1,4 @@
-"""Operators that compute each cell of the same cells of their arguments.
+"""Operators that compute each cell from the same cells of their arguments.
 
 Whatever torch tags as acting on each number alone is known, and operators that work along
 dimensions or change how a tensor is seen are known by what they do to dimensions: they may work
@@ -95,7 +95,7 @@ def _computed(call: Call, tensors: Sequence[Cells], arguments: tuple[Any, ...], 
 
 
 def broadcast(call: Call, tensors: Sequence[Cells]) -> tuple[Dim, ...]:
-    """Dimensions of what acts on each number of tensors that are laid on each other."""
+    """Return the dimensions of the result of an operator that broadcasts its tensors."""
     dims: list[Dim] = []
     for place in range(1, max(len(tensor.dims) for tensor in tensors) + 1):
         present = {tensor.dims[-place] for tensor in tensors if place <= len(tensor.dims)} - {()}
@@ -236,7 +236,7 @@ def _more_channels(call: Call, x: Cells, args: Arguments) -> tuple[Dim, ...]:
 
 @rule("batch_norm")
 def _standardised(call: Call, x: Cells, args: Arguments) -> Cells:
-    """A weight (1, C, numbers), of which each row is brought to mean 0 and variance 1."""
+    """Standardise each row of a weight (1, C, numbers) to mean 0 and variance 1."""
     running = args.by_name["running_mean"], args.by_name["running_var"]
     if x.dims[0] or any(x.over_cells(n) for n in range(len(x.dims))) or running != (None, None):
         raise call.refused("the operator is applied to a tensor that is not a map (B, C, H, W)")
@@ -253,7 +253,7 @@ def _standardised(call: Call, x: Cells, args: Arguments) -> Cells:
 
 @rule("_weight_norm")
 def _of_length(call: Call, x: Cells, args: Arguments) -> Cells:
-    """A weight whose parts have the lengths that another one says."""
+    """Scale the parts of a weight to the lengths that another weight holds."""
     place, length = int(args.value("dim")), args.value("g")
     parts = [n for n in range(len(x.dims)) if n != place]
     dims = tuple(dim if n == place else () for n, dim in enumerate(x.dims))

@@ -80,7 +80,8 @@ def _moved(call: Call, x: Moved) -> Value:
 def _tap(before: int, behind: int) -> tuple[int, int, int, int, int]:
     """Reach of a kernel, the cell of it that is 1, its dilation, padding and extra zeros.
 
-    It reaches so far that what makes zeros looks at a cell of the map too, as a sweep needs it.
+    The reach is such that a kernel that writes zeros also looks at a cell of the map, which a sweep
+    needs.
     """
     more, fewer = max(behind, 0), max(-behind, 0)
     if before >= 0:

@@ -388,7 +388,7 @@ class _Tensors:
         return cells_of(Weight(name, shape, trained=False))
 
     def check_written(self, node: fx.Node, call: Call) -> bool:
-        """Refuse what writes over the image or the module; return whether it counts batches."""
+        """Refuse a write over the image or the module; return whether the call counts batches."""
         owner = _memory_owner(node)
         if owner.op != "placeholder":
             return False
@@ -450,7 +450,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _memory_owner(node: fx.Node) -> fx.Node:
-    """The node whose memory an operator writes to, through views of it."""
+    """Return the node that owns the memory an operator writes to, through views of it."""
     owner = node.args[0]
     assert isinstance(owner, fx.Node)
     while owner.op == "call_function" and (schema := getattr(owner.target, "_schema", None)):

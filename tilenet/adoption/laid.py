@@ -1,4 +1,4 @@
-"""Tensors that are computed of no map, where they meet one: constants, or coordinates.
+"""Lay tensors that are computed from no map on a map, as constants or as coordinates.
 
 Coordinates are even steps along rows and columns, which depend on the map's size such that they
 are round numbers; the proof checks other sizes. Any other tensor is computed again from its
@@ -40,7 +40,7 @@ Run = Callable[[Call, Any, Any, dict[str, Any]], Any]
 
 
 def laid_on(call: Call, tensors: Sequence[Cells], run: Run, argument: Any) -> Any:
-    """An argument whose mapless tensors are laid on the operator's other tensors.
+    """Return an argument with its mapless tensors laid on the operator's other tensors.
 
     Args:
         run: Computes cells from a call, its function and its arguments.
@@ -72,7 +72,7 @@ def laid_on(call: Call, tensors: Sequence[Cells], run: Run, argument: Any) -> An
 
 @dataclass(frozen=True)
 class _Laying:
-    """How tensors are laid on a map.
+    """Lays tensors on a map.
 
     Attributes:
         call: The call that takes them together with the map.
@@ -87,10 +87,10 @@ class _Laying:
     done: dict[tuple[Mapless, tuple[Dim, ...]], Any] = field(default_factory=dict)
 
     def of(self, source: Mapless, dims: tuple[Dim, ...]) -> Any:
-        """A tensor as coordinates, or as an operator's result of coordinates.
+        """Return a tensor as coordinates, or as the result of an operator on coordinates.
 
         Args:
-            dims: What its dimensions run over, perhaps with more in front of them.
+            dims: Atoms that its dimensions run over, perhaps with more dimensions in front.
         """
         if (source, dims) not in self.done:
             self.done[source, dims] = self._laid(source, dims)
@@ -142,7 +142,7 @@ class _Laying:
 
 
 def _traced(result: Mapless, argument: Mapless, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """What an argument's dimensions run over: dimensions of the result that change with them."""
+    """Return the atoms of an argument's dimensions, from the result's dimensions that change."""
 
     def over(place: int) -> Dim:
         n = argument.tensor.shape[place]

@@ -70,7 +70,7 @@ def compute_mapless(call: Call, function: Any, args: Any, kwargs: dict[str, Any]
 
 
 def refusal(call: Call) -> Refusal:
-    """The refusal of a call whose mapless tensors cannot become a layer."""
+    """Return the refusal of a call with mapless tensors that cannot become a layer."""
     return call.refused("a tensor is made in forward of no map")
 
 

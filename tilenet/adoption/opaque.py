@@ -1,4 +1,4 @@
-"""Take a module as it is, where it cannot be a list of layers.
+"""Take a module as an opaque module, where it cannot be a list of layers.
 
 Nothing is proved, for nothing is claimed: a map by windows is an approximation of the module on the
 whole image, as everywhere in the field.
@@ -18,15 +18,15 @@ __all__ = ["take_as_it_is"]
 
 
 def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> Adopted:
-    """A module as the one layer of a network, of which no pixel looks beyond its window.
+    """Take a module as the one layer of a network, in which no pixel looks beyond its window.
 
     It is run once on a random window, forward and backward.
 
     Args:
-        module: Takes windows (B, bands, W, W), and gives maps (B, classes, W, W), alone, first, or
-            as `out`. It stays as it is. Its batch norms are frozen.
+        module: Maps windows (B, bands, W, W) to maps (B, classes, W, W), which it returns alone,
+            first, or as `out`. It is not changed. Its batch norms are frozen.
         window_px: Side W of the windows, even.
-        code: Name of the function that makes it, as in `package:function`.
+        code: Name of the function that builds it, as in `package:function`.
 
     Raises:
         TilenetError: It does not run on such windows, or forward changes its buffers.

@@ -314,7 +314,7 @@ def _expanded(call: Call, value: Value, mode: Any, *, corners: bool = False) -> 
 
 
 def _reduced(call: Call, value: Value, mode: str, *, corners: bool) -> Cells:
-    """A map made smaller: every nth cell, or what lies in the middle of each block, or between."""
+    """Make a map smaller: keep every nth cell, or take the middle or the average of each block."""
     steps = {old / new for old, new in zip(value.size, call.sizes[2:], strict=True)}
     step = int(next(iter(steps)))
     if steps != {step}:
@@ -348,7 +348,7 @@ def _repeated(call: Call, x: Any, **_: Any) -> Any:
 
 
 def _like(call: Call, value: Value, size: tuple[int, int]) -> Value:
-    """A map of a size, of those that a value is made of if there is one: it is computed anyway."""
+    """Return a map of a size, if possible one that a value is computed from: it exists anyway."""
     waiting = [value]
     while waiting:
         candidate = waiting.pop(0)
@@ -388,7 +388,7 @@ def _cat(call: Call, tensors: list[Any], dim: int) -> Any:
 
 @operator("sum")
 def _sum(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
-    """Over all cells, or of maps that were stacked in a dimension of their own."""
+    """Sum over all cells, or over maps that were stacked in a dimension of their own."""
     if not isinstance(x, Cells) or x.operator != "stack.default" or keepdim:
         return over_cells(call, call.cells(x), dim or [], keep=keepdim, takes="sum")
     (_, *maps), *place = x.arguments
@@ -437,6 +437,6 @@ def _divide(call: Call, x: Any, other: Any) -> Any:
 
 @operator("detach")
 def _detach(call: Call, x: Any) -> Any:
-    """A weight that is not trained stays what it is."""
+    """Return a weight that is not trained unchanged."""
     is_fixed = isinstance(x, Cells) and isinstance(x.source, Weight) and not x.source.trained
     return x if is_fixed else NotImplemented

@@ -1,6 +1,6 @@
 """Operators that take all cells of the image together: means, sums, maxima, and softmax over them.
 
-Each is a sum or a maximum over the whole image, made of maps that are computed cell by cell.
+Each is a sum or a maximum over the whole image, of maps that are computed cell by cell.
 """
 
 from typing import Any

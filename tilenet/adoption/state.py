@@ -10,7 +10,7 @@ __all__ = ["copied", "fixed_names", "state_of", "trained_names", "twins"]
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy in float32 on the CPU, whose parts train unless only some of them do."""
+    """Copy a module to the CPU in float32, in training mode unless only some parts are in it."""
     lazy = [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]
     if lazy:
         raise TilenetError(

@@ -118,7 +118,7 @@ def name_of(number: int, layer: Layer, weight: str) -> str:
 
 
 def maps_before(output: Value) -> list[Value]:
-    """The map and all that lead to it, each after those that it is computed of."""
+    """Return a map and all maps that lead to it, each after the maps it is computed from."""
     order: dict[int, Value] = {}
     waiting = [(output, False)]
     while waiting:

@@ -76,7 +76,7 @@ def load_partial_weights(module: nn.Module, path: Path) -> str:
 
 
 def _best_fit(tensors: dict[str, Tensor], state: dict[str, Tensor], path: Path) -> Fit:
-    """The fit of most tensors; of equal ones that which changes no name, or the fewest words.
+    """Return the fit of most tensors; among equal ones, the one that changes the fewest words.
 
     Raises:
         TilenetError: Shapes differ, less than half of the file has a place, or two fits are equal.

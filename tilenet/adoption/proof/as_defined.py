@@ -1,4 +1,4 @@
-"""Run a user module so that its result is what its operators define, and nothing else.
+"""Run a user module so that its result depends on the definitions of its operators alone.
 
 Some of torch's results depend on more than their arguments: on random masks, the memory format, the
 default type, or a wrong gradient. The proof compares layers with the module without these.
@@ -77,7 +77,7 @@ def _is_default(name: str, args: tuple[Any, ...], out: Any) -> bool:
 
 @contextmanager
 def wide_numbers() -> Iterator[None]:
-    """Context in which numbers that are created without a type are float64."""
+    """Create numbers in float64 inside the context where no type is given."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

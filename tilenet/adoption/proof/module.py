@@ -1,9 +1,9 @@
 """Run a module and its list of layers on random images, and refuse a list that differs.
 
 The module runs as in training, with the parts in evaluation that it keeps there, forward and
-backward; and in evaluation, at a size of other remainders. So what a module does at some sizes
-only, for some numbers of images, or in one of its modes is compared, and so are buffers that it
-changes by itself. Random masks keep everything, in both.
+backward; and in evaluation, at a size of other remainders. So results that a module gives at some
+sizes only, for some numbers of images, or in one of its modes are compared, and so are buffers that
+it changes by itself. Random masks keep everything, in both.
 """
 
 from collections.abc import Mapping
@@ -172,7 +172,7 @@ def _run(
 
 
 def _not_needed(module: nn.Module, names: Mapping[str, str]) -> set[str]:
-    """Counts of batch norms, and statistics of those that the output does not need."""
+    """Return names of batch norms' counts, and of statistics that the output does not need."""
     used = {name for name in names.values() if not name.endswith(COUNT)}
     return {
         f"buffer {path}.{name}"
@@ -220,7 +220,7 @@ class _MasksKeepAll(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _KeepsAll(nn.Module):
-    """Dropout whose mask keeps everything."""
+    """Dropout with a mask that keeps everything."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
