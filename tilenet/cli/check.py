@@ -1,4 +1,4 @@
-"""`tilenet check`: whether a user module can be cut into tiles, and what its halo is.
+"""`tilenet check`: say whether a user module can be cut into tiles, and the halo that it needs.
 
 With `--save` it also writes the module as a checkpoint, which `predict` makes maps with.
 """

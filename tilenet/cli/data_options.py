@@ -1,4 +1,4 @@
-"""What options say of rasters: bands, what counts as data, numbers of windows and boxes."""
+"""Options on rasters: bands, nodata, windows and boxes, and readers of their numbers."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def nodata_value(text: str) -> float | str:
 
 
 def numbers(kind: Callable[[str], Number], metavar: str) -> Callable[[str], tuple[Number, ...]]:
-    """What reads numbers joined by commas; how many they must be, their user says."""
+    """Return a reader of numbers joined by commas, which does not check their count."""
 
     def read(text: str) -> tuple[Number, ...]:
         try:

@@ -25,7 +25,7 @@ __all__ = ["Answer", "calculate", "main"]
 
 @dataclass(frozen=True)
 class Answer:
-    """What the calculator prints.
+    """The answer that the calculator prints.
 
     Attributes:
         values: The JSON object.
@@ -48,7 +48,7 @@ def calculate(
     Args:
         paper_levels: Levels as the paper's formula counts them.
         image: Height and width.
-        tiles: How the image is cut; None: one tile.
+        tiles: Number or size of the image's tiles; None: one tile.
 
     Raises:
         TilenetError: A rule is broken; the sentence names the nearest legal value.

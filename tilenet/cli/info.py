@@ -1,4 +1,4 @@
-"""`tilenet info`: say what images and their labels are, before anything is trained on them."""
+"""`tilenet info`: describe images and their labels before anything is trained on them."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ __all__ = ["block_of", "main"]
 MOST_NAMES = 12  # of classes that a map names
 MOST_LETTERS = 80  # of a value of a field
 
-Row = tuple[str, str]  # a name, empty below one, and what is said
+Row = tuple[str, str]  # a name, empty in further rows of one name, and the text on it
 
 
 def block_of(facts: dict[str, Any]) -> str:
@@ -57,7 +57,7 @@ def _header(facts: dict[str, Any]) -> list[Row]:
 
 
 def _bands(bands: list[dict[str, Any]]) -> str:
-    """`1 red, 2 green: uint8`: grouped by dtype, with a note on those that are not read."""
+    """Return `1 red, 2 green: uint8`: bands grouped by dtype, with a note on those not read."""
     groups = []
     for dtype, alike in groupby(bands, lambda band: band["dtype"]):
         texts: list[str] = []
@@ -123,7 +123,7 @@ def _values(values: dict[str, Any]) -> list[Row]:
 
 
 def _cut(text: str) -> str:
-    """The beginning of what is too long to be the name of a class."""
+    """Return the beginning of a text that is too long to be the name of a class."""
     return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
 
 

@@ -1,4 +1,4 @@
-"""Options of several commands that say what labels mean."""
+"""Options of several commands on the meaning of labels."""
 
 import argparse
 

@@ -12,14 +12,14 @@ __all__ = ["Arguments", "command"]
 
 
 class Arguments(argparse.ArgumentParser):
-    """As argparse's, but `error` raises `UsageError`."""
+    """A parser of argparse with an `error` that raises `UsageError`."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} ({' '.join(self.format_usage().split())})")
 
 
 def command(name: str) -> Callable[[Callable[[list[str]], None]], Callable[[list[str]], int]]:
-    """A command of one rank: says what was wrong, and returns its exit code."""
+    """Return a decorator for a command of one rank: it prints errors and returns an exit code."""
 
     def with_code(run: Callable[[list[str]], None]) -> Callable[[list[str]], int]:
         @wraps(run)

@@ -67,7 +67,7 @@ def module_named(network: str, options: list[str] | None, weights: str | None) -
 
 
 def facts_of(adopted: Adopted) -> dict[str, Any]:
-    """What a network is, and how far it looks."""
+    """Return facts on a network: its size, its kinds of layers and its context."""
     context = adopted.context
     return {
         "network": adopted.name,

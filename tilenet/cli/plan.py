@@ -113,7 +113,7 @@ def _own(options: Namespace) -> tuple[OwnNetwork, int]:
 
 
 def _check_alone(arguments: Sequence[str]) -> None:
-    """Refuse what the plan that is made again already says."""
+    """Refuse options that the plan that is made again already holds."""
     for word in arguments:
         name = word.partition("=")[0]
         if name.startswith("--") and name not in ("--replan", "--nodes", "--out", "--json"):

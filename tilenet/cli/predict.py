@@ -140,7 +140,7 @@ def _parser() -> Arguments:
 
 
 def _add_whole_job(parser: Arguments) -> None:
-    """How the job begins, ends and tells."""
+    """Add the options on how the job begins, ends and reports."""
     parser.add_argument(
         "--hang-seconds",
         type=float,
@@ -178,7 +178,7 @@ def _add_module(parser: Arguments) -> None:
 
 
 def _add_ways(parser: Arguments) -> None:
-    """How the image is read and computed."""
+    """Add the options on how the image is read and computed."""
     parser.add_argument(
         "--tile",
         dest="tile_px",

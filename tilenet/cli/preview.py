@@ -197,7 +197,7 @@ def main(arguments: list[str]) -> None:
 def _legend(
     classes: Classes, chosen: set[int] | None, labels: NDArray[np.int64]
 ) -> tuple[list[tuple[str, str]], list[str], NDArray[np.bool_]]:
-    """Names and colours of what is painted, a line for each class, and where it is painted."""
+    """Return classes' names and colours, a line for each class, and a mask of painted pixels."""
     ignore = classes.labels.ignore_index
     counted = labels[labels != ignore]
     _check_labels(counted, classes.labels.path)
@@ -243,7 +243,7 @@ def _stretch(text: str) -> tuple[float, float]:
 
 
 def _colour_bands(image: Raster) -> BandNames:
-    """Red, green and blue by what the file says of its bands, else the first three, else one."""
+    """Return red, green and blue as the file names its bands, else the first three, else one."""
     names = [image.band_colours.get(colour) for colour in ("red", "green", "blue")]
     if None not in names:
         return [band for band in names if band is not None]

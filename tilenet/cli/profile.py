@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
 
 
 def profile(options: Namespace) -> Profile:
-    """Measure what the arguments ask for.
+    """Measure the layers of the network that the arguments name.
 
     Raises:
         TilenetError: A rule of networks is broken, or the tile does not fit the device.

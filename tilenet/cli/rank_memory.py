@@ -1,4 +1,4 @@
-"""What a rank of a training step holds, for `tilenet check --ranks`."""
+"""Memory of a rank in a training step, for `tilenet check --ranks`."""
 
 from tilenet.choices import HaloMode
 from tilenet.geometry.halo_rule import halo_rule
@@ -17,7 +17,7 @@ __all__ = ["memory_line", "rank_memory"]
 def rank_memory(
     layers: tuple[Layer, ...], image: tuple[int, int], num_ranks: int, mode: HaloMode
 ) -> PartitionBytes:
-    """What the rank with the largest tile holds: one tile of an image, in float32, under adamw.
+    """Predict the bytes of the rank with the largest tile of an image, in float32, under adamw.
 
     Args:
         image: Rows and columns of the image that the ranks share, in pixels.

@@ -1,4 +1,4 @@
-"""Where crops of an image may lie: at each cell from which a crop holds a labelled pixel.
+"""Places of crops in an image: each cell from which a crop holds a labelled pixel.
 
 A place takes a byte, or a bit for each class; lists of places would take twenty times as much. So
 places are numbered row by row, counted in chunks, and found when they are drawn.
@@ -42,11 +42,11 @@ class CropPlaces:
 
     @cached_property
     def classes(self) -> dict[int, int]:
-        """For each class that some place holds, the number of places that do."""
+        """Number of places that hold a class, by class, for the classes that occur."""
         return {label: int(counts.sum()) for label, counts in self._counts_of.items()}
 
     def of_class(self, label: int, number: int) -> tuple[int, int]:
-        """As `[number]`, of the places that hold a class."""
+        """Return place `number` of those that hold a class, as `[number]` does of all places."""
         return self._place(self._counts_of[label], number, label)
 
     def reach_px(self) -> int:

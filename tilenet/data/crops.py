@@ -1,4 +1,4 @@
-"""What the survey's cells of labels tell about windows, before these are read."""
+"""Find out from the survey's cells of labels whether windows hold labels, before they are read."""
 
 from collections.abc import Sequence
 
@@ -21,10 +21,10 @@ MOST_UNITS = 1 << 16  # of the alignment that are tried as a cell's side
 def cell_side(
     sizes: Sequence[tuple[int, int]], num_classes: int, alignment_px: int, crop_px: int | None
 ) -> int:
-    """Side of the cells of which the survey keeps what classes they hold.
+    """Return the side of the cells for which the survey keeps the classes labelled in them.
 
-    It is the alignment, unless all cells together would take more than `MOST_CELL_BYTES`: then the
-    smallest multiple with which they do not, of which crops are whole numbers of cells.
+    It is the alignment, unless all cells together would take more than `MOST_CELL_BYTES`: then it
+    is the smallest multiple with which they do not and which divides the crops' side.
 
     Args:
         sizes: Height and width of each image.
@@ -54,7 +54,7 @@ def cell_side(
 
 
 def _next_divisor(crop_px: int, side: int, alignment_px: int) -> int:
-    """The smallest side above `side`, a multiple of the alignment, of which crops are whole."""
+    """Return the smallest multiple of the alignment above `side` that divides the crops' side."""
     whole = crop_px // alignment_px
     units = range(side // alignment_px + 1, min(whole, MOST_UNITS))
     return next((unit for unit in units if whole % unit == 0), whole) * alignment_px
@@ -83,8 +83,8 @@ def holds_labels(
 ) -> bool:
     """Whether a window may hold a labelled pixel; False: it holds none.
 
-    It may where a cell that it touches holds one, of which the pixel may lie outside the window:
-    those of turned images need not lie on the grid of cells.
+    It may where a cell that it touches holds one. That pixel may lie outside the window, since
+    windows of turned images need not lie on the grid of cells.
 
     Args:
         own: A tile's own window of the turned region; it may reach over the region's edges, where
@@ -106,5 +106,5 @@ def holds_labels(
 
 
 def has_class(planes: NDArray[np.uint8], number: int) -> NDArray[np.bool_]:
-    """Where the bit of a class is set."""
+    """Return a mask of the cells in which the bit of a class is set."""
     return np.asarray((planes[number // 8] >> np.uint8(number % 8)) & np.uint8(1), np.bool_)

@@ -1,4 +1,4 @@
-"""Which square blocks of the training images are held out for validation.
+"""Hold square blocks of the training images out for validation.
 
 Blocks, not pixels: neighbouring pixels are so alike that a network scored on single ones would be
 scored on what it was trained on. The choice is a function of the images' sizes, of where labels
@@ -58,10 +58,10 @@ class HeldOut:
         return tuple(self._block(image, row, col) for row, col in np.argwhere(self.chosen[image]))
 
     def mask(self, image: int, window: Window, margin_px: int = 0) -> NDArray[np.bool_]:
-        """Where pixels of a window are held out, or at most `margin_px` away from one, (H, W).
+        """Return a mask of pixels that are held out, or at most `margin_px` away from one, (H, W).
 
-        Rows and columns count alike: the margin of a block is a larger rectangle, as is what a
-        pixel's network looks at. Only the window's size of memory is needed.
+        Rows and columns count alike: a block with its margin is a rectangle, as is the context of a
+        pixel. It takes memory of the window's size only.
 
         Args:
             image: Number of the image.

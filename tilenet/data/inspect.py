@@ -43,7 +43,7 @@ MOST_CLASSES = 4096
 
 @dataclass(frozen=True)
 class InfoRequest:
-    """How images and labels are read, and whether all their pixels are."""
+    """Options for reading images and labels."""
 
     bands: BandNames | None = None
     nodata: Nodata = None
@@ -153,7 +153,7 @@ def _unit(crs: Any) -> str | None:
 
 
 def _data(raster: Raster) -> str:
-    """Where there is data, and by which rule."""
+    """Say which pixels hold data, and by which rule."""
     if raster.nodata == "none":
         return "every pixel counts (nodata: none)"
     if raster.nodata == "collar":

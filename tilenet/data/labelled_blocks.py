@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["labelled_blocks"]
 
-PIECE_PX = 1024  # side of what is looked at at once: a block may be as large as an image
+PIECE_PX = 1024  # side of the pieces that are read at once: a block may be as large as an image
 
 
 def labelled_blocks(

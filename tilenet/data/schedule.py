@@ -1,4 +1,4 @@
-"""Which images, or crops of images, each step sees: a function of (seed, step) and nothing else."""
+"""The images, or crops of images, of each step: a function of (seed, step) and nothing else."""
 
 from dataclasses import dataclass
 from functools import cached_property

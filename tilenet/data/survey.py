@@ -226,7 +226,7 @@ class _Look:
                 plane[places] |= _joined(np.take(bits, classes), window, self._cell_px)
 
     def join(self, comm: "MPI.Intracomm") -> None:
-        """Have all ranks hold what any of them found. Collective."""
+        """Combine the findings of all ranks on every rank. Collective."""
         from mpi4py import MPI
 
         comm.Allreduce(MPI.IN_PLACE, self.minimum, op=MPI.MIN)
@@ -239,7 +239,7 @@ class _Look:
 def _read(
     image: Raster, labels: LabelSource | None, window: Window, part_done: Callable[[], None]
 ) -> tuple[Pixels, NDArray[np.int64] | None]:
-    """Pixels and labels of a window: at once, or in parts where coarse ones are made of many."""
+    """Read pixels and labels of a window: at once, or in parts where coarse ones read many."""
     factor = max(image.factor, 1 if labels is None else labels.factor)
     if factor == 1:
         return image.read(window), None if labels is None else labels.read(window)

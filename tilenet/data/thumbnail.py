@@ -51,7 +51,7 @@ def thumbnail(
     nodata: Nodata,
     window: Window,
 ) -> Thumbnail:
-    """Read a picture whose larger side has `most_px` pixels, or all pixels of what is smaller.
+    """Read a picture with `most_px` pixels along its larger side, or all pixels if it has fewer.
 
     Evenly spaced pixels are read, from overviews where the file has some, and polygons are burned
     on the coarse grid. Nothing of the image's size is ever held.
@@ -80,5 +80,5 @@ def thumbnail(
 
 
 def _middles(length: int, count: int) -> NDArray[np.int64]:
-    """Which of `length` pixels lies below the middle of each of `count`."""
+    """Return the numbers of the pixels, of `length`, that the middles of `count` intervals hit."""
     return np.asarray((2 * np.arange(count) + 1) * length // (2 * count), np.int64)

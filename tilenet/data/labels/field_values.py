@@ -20,7 +20,7 @@ def field_values(counts: Mapping[str, int], keys: VectorKeys, ignore_index: int)
     """Values of `keys.field` in a whole layer, and their classes; `missing` lack a class there.
 
     Args:
-        counts: Features of each value, of which the most frequent are listed.
+        counts: Number of features of each value; the most frequent values are listed.
     """
     order = sorted(counts, key=lambda text: (-counts[text], text))
     classes = {text_of(value): label for value, label in (keys.classes or {}).items()}

@@ -89,7 +89,7 @@ class Labels(LabelSource):
         return np.where(pixels.valid, pixels.values[0].astype(np.int64), self.ignore_index)
 
     def sample(self, window: Window) -> NDArray[np.int64]:
-        """As `LabelSource.sample`: blocks of finer labels are not counted."""
+        """Read labels as `LabelSource.sample` does; blocks of finer labels are not counted."""
         if self._nearest is not None:
             return self._read_inside(window)
         place = self._raster.fine(window, self.factor)

@@ -22,7 +22,7 @@ REACH_PX = 2**29
 def shapes_on_image(
     shapes: NDArray[Any], crs: CRS | None, image: Raster, path: str
 ) -> NDArray[Any]:
-    """Shapes in the CRS of an image; of those that reach around the earth what lies around it.
+    """Move shapes into the CRS of an image; cut shapes that reach around the earth to its vicinity.
 
     Shape by shape: GDAL chooses among several ways from one CRS to another by the middle of its
     input, and that must not depend on which shapes are read together.

@@ -88,7 +88,7 @@ class LabelSource(ABC):
         return self._placed(window, region, self.uncounted, self._targets_inside)
 
     def counted(self, targets: NDArray[Any]) -> NDArray[np.bool_]:
-        """Where targets count."""
+        """Return a mask of the targets that count."""
         numbers = np.isnan(self.uncounted)
         mask: NDArray[np.bool_] = ~np.isnan(targets) if numbers else targets != self.uncounted
         return mask
@@ -156,13 +156,13 @@ def check_classes(
 
 
 class HeldOutLabels(LabelSource):
-    """Labels of which a part is hidden, window by window.
+    """Labels with a part hidden, window by window.
 
-    Training sees those away from held-out blocks, validation those inside: two views of one file.
+    Training sees labels away from held-out blocks, validation labels inside: two views of one file.
 
     Args:
         labels: Open labels, closed by their opener.
-        hidden: Function that says where pixels of a window do not count, (H, W).
+        hidden: Function that returns a mask of a window's pixels that do not count, (H, W).
     """
 
     def __init__(self, labels: LabelSource, hidden: Callable[[Window], NDArray[np.bool_]]) -> None:
@@ -190,7 +190,7 @@ class HeldOutLabels(LabelSource):
 
     @property
     def uncounted(self) -> float:
-        """As in the labels that are hidden."""
+        """The target that does not count, the same as without hiding."""
         return self._labels.uncounted
 
     def _targets_inside(self, window: Window) -> NDArray[Any]:

@@ -46,7 +46,7 @@ class Values(Labels):
         return float("nan")
 
     def sample(self, window: Window) -> NDArray[np.int64]:
-        """As `LabelSource.sample`."""
+        """Read values as `LabelSource.sample` does labels."""
         return self._read_inside(window)
 
     def _read_inside(self, window: Window) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Which polygons are which class, and which lies on top: what `vectors` says in the run file."""
+"""Classes of polygons and the order in which they are burned: `vectors` in the run file."""
 
 import math
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class VectorKeys:
     file's."""
 
     def check(self, num_classes: int, ignore_index: int) -> None:
-        """Refuse what contradicts itself or the run.
+        """Refuse keys that contradict one another or the run.
 
         Raises:
             TilenetError: A number is no class, `priority` names one twice, or `classes` stands
