@@ -1,4 +1,4 @@
-"""How a network is computed: the choices that run files, plans and pipelines share."""
+"""Ways to compute a network: the choices that run files, plans and pipelines share."""
 
 from typing import Literal
 
@@ -8,15 +8,15 @@ READ_AHEAD = 2  # micro-batches that are read before they are needed, unless the
 VALUE_LOSSES = "l1", "l2", "huber"  # of a regression; the others are of classes
 
 HaloMode = Literal["overlap", "exchange", "sweep", "windows"]
-"""How tiles get their context: they read it, or layers exchange halos; swept tiles read it, and go
+"""Source of the tiles' context: they read it, or layers exchange halos; swept tiles read it, and go
 over it strip by strip; windows have none, and are blended."""
 
 Checkpointing = Literal["always", "except_last", "never"]
-"""Which micro-batches keep their input only and are computed again in backward."""
+"""The micro-batches that keep their input only and are computed again in backward."""
 
 Pipelining = Literal["gpipe", "1f1b"]
-"""How micro-batches go through partitions: a mini-batch forward and then back, or each back as soon
-as its loss is known, while others still go forward."""
+"""Order of micro-batches in partitions: a mini-batch forward and then back, or each back as soon as
+its loss is known, while others still go forward."""
 
 Precision = Literal["float32", "tf32", "float64", "bfloat16", "float16"]
-"""The last two under autocast, with parameters in float32; `tf32` rounds what is multiplied."""
+"""The last two run under autocast, with parameters in float32; `tf32` rounds factors alone."""

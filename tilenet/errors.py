@@ -38,7 +38,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""A text whose unprintable characters are escaped as in Python (\n, \x1b), of any length."""
+    r"""Escape unprintable characters as in Python (\n, \x1b) in a text of any length."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text

@@ -1,4 +1,4 @@
-"""What is to be told of an exported network, beyond the checkpoint's record."""
+"""Facts on an exported network that the checkpoint's record does not hold."""
 
 from dataclasses import dataclass
 from math import hypot
@@ -15,10 +15,10 @@ __all__ = ["Description", "Origin", "origin_of"]
 
 @dataclass(frozen=True)
 class Origin:
-    """What the folder of the training run says.
+    """Facts from the folder of the training run.
 
     Attributes:
-        architecture: The network's, in a word.
+        architecture: Name of the network's architecture.
         pixel_m: Side of a pixel that the network was trained on, in metres; None: not known.
     """
 
@@ -37,9 +37,9 @@ class Description:
         tile: The windows that it is run on.
         any_size: Whether it takes others.
         dtype: dtype of its input and output, by numpy's name.
-        num_parameters: How many it has.
-        trained: When its checkpoint was written, in UTC by RFC 3339.
-        origin: Where the network comes from.
+        num_parameters: Number of its parameters.
+        trained: Time at which its checkpoint was written, in UTC by RFC 3339.
+        origin: Facts on the training run.
     """
 
     file: str

@@ -94,7 +94,7 @@ def export_network(job: Export) -> list[str]:
 
 
 def _check(job: Export, out: Path) -> None:
-    """Refuse what cannot be written, before any work is done.
+    """Refuse an export that cannot be written, before any work is done.
 
     Raises:
         TilenetError: The ending is not known, or a file is in the way.
@@ -128,7 +128,7 @@ def _write(traced: Traced, out: Path, properties: Mapping[str, str]) -> None:
 
 
 def _sentences(job: Export, about: Description) -> list[str]:
-    """What the file takes and gives, and where its maps differ from those of tilenet."""
+    """Return sentences on the file's input, its output, and differences from tilenet's maps."""
     tile, alignment_px = about.tile, about.record.context().alignment_px
     size, rest = f"{tile.px} × {tile.px} px", tile.px % alignment_px
     if about.any_size:
@@ -142,7 +142,7 @@ def _sentences(job: Export, about: Description) -> list[str]:
 
 
 def _notes(record: NetworkRecord) -> list[str]:
-    """Where maps of other programs differ from those of tilenet."""
+    """Return sentences on differences between maps of other programs and those of tilenet."""
     if record.opaque is not None:
         return [
             "windows of tilenet predict are blended where they overlap: others' maps differ there"

@@ -9,15 +9,15 @@ __all__ = ["FromPixels"]
 
 
 class FromPixels(nn.Module):
-    """From pixel values (B, bands, H, W) to logits or probabilities (B, classes, H′, W′).
+    """Maps pixel values (B, bands, H, W) to logits or probabilities (B, classes, H′, W′).
 
-    It standardises as `model.inputs.standardise` does, to the bit. What has no data is not known
-    to it.
+    It standardises as `model.inputs.standardise` does, to the bit. It does not know which pixels
+    hold no data.
 
     Args:
-        network: Takes standardised pixels; taken over, in evaluation mode.
+        network: Network on standardised pixels; taken over, in evaluation mode.
         dtype: dtype of the network, the pixels and the output.
-        softmax: Whether it gives probabilities.
+        softmax: Whether it returns probabilities.
     """
 
     shift: Tensor

@@ -110,5 +110,5 @@ def _own_properties(about: Description) -> dict[str, Any]:
 
 
 def _letters(text: str) -> str:
-    """Replace what names of models and classes may not contain by hyphens."""
+    """Replace characters that names of models and classes may not contain by hyphens."""
     return re.sub(r"[^0-9A-Za-z_-]+", "-", text)

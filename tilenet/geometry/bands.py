@@ -1,4 +1,4 @@
-"""Which rank sweeps which tiles: bands of each column of tiles, from top to bottom.
+"""Divide tiles among ranks that sweep: bands of each column of tiles, from top to bottom.
 
 A rank sweeps a band without a break, row of tiles after row of tiles, so that only the band's
 outermost tiles read a halo. One rank and one column of tiles read every pixel once.

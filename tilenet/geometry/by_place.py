@@ -1,4 +1,4 @@
-"""Which layers must know where on the whole map the part lies that they work on."""
+"""Layers that must know the place of their part on the whole map."""
 
 from tilenet.geometry.coordinates import Coordinates
 from tilenet.geometry.layers import Dropout, Expand, Layer, Pool, Upsample

@@ -1,4 +1,4 @@
-"""Where the cells of a feature map stand on the input's pixels."""
+"""Grids: the places of a feature map's cells on the input's pixels."""
 
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -11,10 +11,10 @@ HALF = Fraction(1, 2)
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the cells of a feature map stand on the input's pixels.
+    """The places of a feature map's cells on the input's pixels.
 
     Cell i stands for the pixels from `origin + i · stride` on, `stride` of them: cells are placed
-    by their number, not by the middle of what they look at, which may lie between pixels.
+    by their number, not by the middle of the pixels they look at, which may lie between pixels.
 
     Attributes:
         stride: Distance between neighbouring cells, in input pixels; 0: a whole map.
@@ -29,7 +29,7 @@ class Grid:
 
     @property
     def whole(self) -> bool:
-        """Whether the map is that of a `GlobalPool`, of which all tiles have all cells."""
+        """Whether the map is that of a `GlobalPool`: all tiles hold all its cells."""
         return self.stride == 0
 
     def cells(self, first: int, stop: int) -> tuple[int, int]:

@@ -1,14 +1,15 @@
-"""How many pixels of context a stack of layers needs, and how tiles must be aligned.
+"""Compute the pixels of context that layers need, and the alignment of tiles.
 
 The walk goes backwards through the layers: an interval of output cells needs an interval of input
-cells, layer by layer; a skip adds what the stashed map was needed for. It is exact for every layer
-of `tilenet.geometry.layers` and knows nothing of U-Nets. The paper's formula, `epsilon_px`, does.
+cells, layer by layer; at a stash, the cells that the skip needs are added. It is exact for every
+layer of `tilenet.geometry.layers` and knows nothing of U-Nets. The paper's formula, `epsilon_px`,
+does.
 
 Three numbers that are easily confused (P poolings; here P=4, two convolutions a level, nearest):
 
 - `context_formula_px` 92: the unpadded network's loss per side;
-- `context_aligned_px` 94: what an aligned tile needs, so that its own pixels are exact;
-- `context_any_pixel_px` 107: what the worst single pixel looks at.
+- `context_aligned_px` 94: context of an aligned tile, so that its own pixels are exact;
+- `context_any_pixel_px` 107: context of the worst single pixel.
 
 `halo_px` 96 is the aligned context rounded up to the alignment, so that windows start on the grid
 of the deepest pooling.
@@ -42,13 +43,13 @@ NormContext = Literal["none", "tile", "image"]
 
 @dataclass(frozen=True)
 class Context:
-    """What tiles a network needs; all in input pixels.
+    """The alignment and the context of a network's tiles, in input pixels.
 
     Attributes:
         alignment_px: Tile origins and own sizes are multiples of this, the total stride.
         offset_px: Output cell 0 stands on this pixel of the read window (0 with *same* padding).
         context_aligned_px: Pixels needed on the worse side of an aligned own window, for its output
-            and for what its cells add to averages and statistics of the whole image.
+            and for its cells' share of averages and statistics of the whole image.
         context_any_pixel_px: Pixels needed on the worse side of the worst single pixel.
         halo_px: Pixels read before an own window.
         valid: Whether the network is unpadded, so that its output is smaller than its input.
@@ -83,7 +84,7 @@ def epsilon_px(levels: int, convolutions: int, kernel: int = 3) -> int:
 
 
 def norm_context(layers: tuple[Layer, ...]) -> NormContext:
-    """Over what the network's normalisations take their statistics while training."""
+    """Return what the network's normalisations take statistics over in training."""
     scopes = {layer.scope for layer in layers if isinstance(layer, Norm)}
     if not scopes - {"frozen"}:
         return "none"
@@ -110,13 +111,13 @@ def summed_cells(layers: tuple[Layer, ...]) -> tuple[int, ...]:
 def input_interval(
     layers: tuple[Layer, ...], first: int, last: int, own_px: tuple[int, int] | None = None
 ) -> tuple[int, int]:
-    """First and last input pixel that the output cells `first` to `last` look at.
+    """Return the first and last input pixel that the output cells `first` to `last` look at.
 
     Pixels and cells are counted from the start of the read window; the answer may lie outside.
     Cells under a whole map are not counted: it is a sum over all tiles.
 
     Args:
-        own_px: First pixel of a tile's own window and the one behind its last, whose cells must
+        own_px: First pixel of a tile's own window and the pixel after its last: cells on it must
             be right wherever they are summed (`summed_cells`); None: sums are left out.
 
     Raises:
@@ -138,7 +139,7 @@ def reached(
     own_px: tuple[int, int] | None = None,
     stop: int | None = None,
 ) -> Interval:
-    """As `input_interval`; None: averages alone.
+    """Return what `input_interval` does, or None if the output looks at averages alone.
 
     Args:
         stop: Number of layers that make the output; stashed maps that these do not take are left
@@ -184,7 +185,7 @@ def _both(a: Interval, b: Interval) -> Interval:
 def context_of(layers: tuple[Layer, ...]) -> Context:
     """Walk the layers and say what tiles they need, along rows and along columns the same.
 
-    For a module as it is, all that is known is that no pixel looks further than a window.
+    Of an opaque module it is known only that no pixel looks further than a window.
 
     Raises:
         TilenetError: The network's output is not on its input's pixel grid.

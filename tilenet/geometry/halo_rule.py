@@ -1,4 +1,4 @@
-"""How many pixels a tile reads around its own pixels, and on which grid it starts."""
+"""The rule for reading tiles: the pixels around their own pixels, and the grid they start on."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ __all__ = ["HaloRule", "halo_rule"]
 
 @dataclass(frozen=True)
 class HaloRule:
-    """How a tile's read window follows from its own window.
+    """The rule that derives a tile's read window from its own window.
 
     Attributes:
         halo_px: Pixels that are read on each side of an own window.

@@ -1,4 +1,4 @@
-"""What one layer does to the pixel grid: the single list that all rooms read.
+"""Layers and their effect on the pixel grid: the single list that all rooms read.
 
 A network is a flat tuple of these frozen layers. The halo walk, the parameter counts, the memory
 model and `tilenet.model.network`, which builds the modules, all read the very same tuple, so what
@@ -66,7 +66,7 @@ class Layer:
         return ()
 
     def size(self, cells: int, *stashed: int) -> int:
-        """Number of cells that come out of `cells` cells, and of those of the stashed maps."""
+        """Return the number of output cells, from the cells of the input and of stashed maps."""
         return cells
 
     def divides(self, cells: int) -> bool:
@@ -74,14 +74,14 @@ class Layer:
         return True
 
     def needs(self, first: int, last: int) -> tuple[int, int]:
-        """First and last input cell that the output cells `first` to `last` look at.
+        """Return the first and last input cell that the output cells `first` to `last` look at.
 
         The map is taken as endless: the answer may lie outside of it, where padding stands.
         """
         return first, last
 
     def grid(self, grid: Grid, *stashed: Grid) -> Grid:
-        """Where the output's cells stand, given where those of the input and of stashed maps do."""
+        """Return the output's grid, from those of the input and of the stashed maps."""
         return grid
 
     @property
@@ -109,7 +109,7 @@ def walk(
 
 
 class _Windowed(Layer):
-    """A layer whose output cell i looks at the window of cells from i · stride − padding on."""
+    """A layer in which output cell i looks at the window of cells from i · stride − padding on."""
 
     stride: int
     padding: int
@@ -465,7 +465,7 @@ class GlobalPool(Layer):
 
 @dataclass(frozen=True)
 class Expand(Layer):
-    """Enlarges a whole map to the size of a map of which a `Stash` keeps the sizes."""
+    """Enlarges a whole map to the size of another map, which a `Stash` records."""
 
     name: str = ""
     mode: Literal["nearest", "bilinear"] = "bilinear"

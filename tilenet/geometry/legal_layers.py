@@ -1,6 +1,6 @@
 """Whether a list of layers is a network: a file may hold anything.
 
-What is refused here would end in an error of torch, fill the memory, or never end.
+A list that is refused here would end in an error of torch, fill the memory, or never end.
 """
 
 import re
@@ -85,7 +85,7 @@ def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
 
 
 def check_grids(layers: tuple[Layer, ...]) -> None:
-    """Refuse sound layers whose tiles would take endless time to work out.
+    """Refuse sound layers for which working out the tiles would take endless time.
 
     `halo.context_of` walks the layers once for each pixel of the alignment.
 
@@ -137,7 +137,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _fits(layer: Layer, stashed: dict[str, int]) -> bool:
-    """Whether a layer whose values are sound can be built; takes its stashed maps."""
+    """Whether a layer with sound values can be built; removes its stashed maps from `stashed`."""
     same = layer.in_channels == layer.out_channels
     match layer:
         case Conv(cols=cols) if cols and not _is_rectangle(layer):
@@ -191,9 +191,9 @@ def _is_rectangle(layer: Conv) -> bool:
 
 
 def _computes(layer: Cellwise, channels: tuple[int, ...]) -> bool:
-    """Whether a cellwise layer takes maps of these channels, and each step what is there.
+    """Whether a cellwise layer takes maps of these channels, and its steps use existing values.
 
-    What its operators make is checked where they are known, in `model.cellwise`.
+    The results of its operators are checked where they are known, in `model.cellwise`.
     """
     maps = len(channels) + 1
     if channels != layer.channels or 0 in channels or not 0 <= layer.place < maps:
@@ -235,7 +235,7 @@ def _refers(argument: Any, num_values: int) -> bool:
 
 
 def _joins(layer: Join, channels: list[int]) -> bool:
-    """Whether the maps that a join takes, of these channels, give what it says."""
+    """Whether a join of maps with these channels has the channels that the layer declares."""
     if 0 in channels or not 0 <= layer.place <= len(channels) or not channels:
         return False
     match layer.how:

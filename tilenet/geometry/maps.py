@@ -69,7 +69,7 @@ def fewest_cells(layers: tuple[Layer, ...], height: int, width: int, images: int
 
 @lru_cache(maxsize=64)  # passes over an image ask for the same again and again
 def map_grids(layers: tuple[Layer, ...]) -> tuple[Grid, ...]:
-    """Where the cells of each layer's output stand, the input's first."""
+    """Return the grid of the input and of each layer's output."""
     start = image_grid(layers)
     return tuple(walk(layers, start, lambda layer, *grids: layer.grid(grids[0], *grids[1])))
 
@@ -102,7 +102,7 @@ Shifts = tuple[int | None, ...]
 
 @lru_cache(maxsize=16)
 def _shifts(layers: tuple[Layer, ...]) -> tuple[Shifts, ...]:
-    """For each layer that joins maps, by how many cells its output lies inside each of them.
+    """Return by how many cells the output of each joining layer lies inside each joined map.
 
     The layer's input comes first, then the stashed maps; None: the output looks at none of a map's
     cells, since the map is whole or not used. Other layers have no entries.

@@ -1,9 +1,9 @@
-"""Which cells of each layer's map a rank owns, needs, takes from other ranks and gives to them.
+"""The cells of each layer's map that a rank owns, needs, takes from other ranks and gives to them.
 
 With `halo_mode: exchange` a rank holds its own window of every feature map and nothing else. A cell
 belongs to the rank that owns the pixels it stands for, so maps of one grid are shared out alike
-however they came about, and a skip meets its own. What a layer needs follows from what it gives:
-the output is shared out first, and `Layer.needs` says which input cells that takes.
+however they came about, and a skip meets its own. A layer's input cells follow from its output
+cells: the output is shared out first, and `Layer.needs` returns the input cells that it takes.
 """
 
 from collections.abc import Sequence
@@ -87,11 +87,11 @@ def own_edges(grid: Grid, cells: int, edges_px: Sequence[int]) -> tuple[int, ...
 def axis_shares(
     layers: tuple[Layer, ...], pixels: int, edges_px: Sequence[int]
 ) -> tuple[AxisShares, ...]:
-    """How ranks share each layer's maps along one axis.
+    """Share each layer's maps out over ranks along one axis.
 
     Args:
         pixels: Pixels of the extended image.
-        edges_px: Between the ranks' own pixels, 0 and `pixels` included.
+        edges_px: Edges between the ranks' own pixels, 0 and `pixels` included.
 
     Raises:
         TilenetError: A stashed map does not lie on the map that it joins.
@@ -143,7 +143,7 @@ class _Map:
 def tiling_shares(
     layers: tuple[Layer, ...], tiling: Tiling
 ) -> tuple[tuple[AxisShares, ...], tuple[AxisShares, ...]]:
-    """How the owners of tiles share each layer's maps, along rows and along columns."""
+    """Share each layer's maps out over the owners of tiles, along rows and along columns."""
     rows, cols = (
         axis_shares(line, pixels, [*(span.first for span in spans), pixels])
         for line, pixels, spans in zip(

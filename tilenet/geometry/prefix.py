@@ -1,4 +1,4 @@
-"""What the first layers of a network need and leave, where a map is made in several passes."""
+"""The first layers of a network alone: their halo and their open stashes, for maps in passes."""
 
 from tilenet.geometry.halo import context_of, reached
 from tilenet.geometry.layers import Layer, Stash, across
@@ -8,7 +8,7 @@ __all__ = ["prefix_halo_px", "unjoined"]
 
 
 def unjoined(layers: tuple[Layer, ...], stop: int) -> frozenset[int]:
-    """Numbers of the stashes among the first `stop` layers whose maps none of these takes."""
+    """Return the numbers of the stashes of the first `stop` layers that none of these takes."""
     waiting: dict[str, int] = {}
     for index, layer in enumerate(layers[:stop]):
         if isinstance(layer, Stash):

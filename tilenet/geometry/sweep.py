@@ -60,7 +60,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Sweeps:
-    """How an image is swept in training, once for each average of it and once for the output.
+    """The sweeps of an image in training, one for each average of it and one for the output.
 
     Attributes:
         edges: Rows between strips, as for `sweep`.
@@ -74,19 +74,19 @@ class Sweeps:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Maps whose rows a layer waits for, and maps that it reads, counted from the image, 0."""
+    """Maps that a layer waits for rows of, and maps that it reads, counted from the image, 0."""
 
     waits: tuple[int, ...]
     reads: tuple[int, ...]
 
 
 def row_readers(layers: tuple[Layer, ...]) -> tuple[tuple[int, ...], ...]:
-    """For each layer the maps that it reads rows of, the image being number 0."""
+    """Return the maps that each layer reads rows of, the image being number 0."""
     return tuple(reader.reads for reader in _readers(layers))
 
 
 def last_readers(layers: tuple[Layer, ...], own: range | None = None) -> list[list[int]]:
-    """For each layer the maps that it is the last to read.
+    """Return the maps that each layer is the last to read.
 
     Args:
         own: The layers that count, consecutive ones; None: all.
@@ -127,14 +127,14 @@ def maps_before(
 
 
 def strip_edges(rows: int, strip_rows: int) -> tuple[int, ...]:
-    """Edges of strips of `strip_rows` rows, the last of which may have fewer."""
+    """Return the edges of strips of `strip_rows` rows; the last strip may have fewer."""
     return (*range(0, rows, strip_rows), rows)
 
 
 def sweep(
     layers: tuple[Layer, ...], edges: Sequence[int], own: range | None = None
 ) -> Iterator[Strip]:
-    """The strips of an image, the last of which completes the output.
+    """Yield the strips of an image; the last one completes the output.
 
     Behind the last rows of the image come strips without any, so that layers never compute more
     rows at once than elsewhere.

@@ -35,7 +35,7 @@ class Symmetry:
         return (width, height) if self.transposed else (height, width)
 
     def source(self, window: Window, height: int, width: int) -> Window:
-        """Where a window of the turned image lies in the source.
+        """Return the window of the source that a window of the turned image shows.
 
         Args:
             window: It may reach over the edges; then so does the result.
@@ -88,7 +88,7 @@ SYMMETRIES = tuple(
 
 
 def symmetries(*, flips: bool, rotations: bool) -> tuple[Symmetry, ...]:
-    """Those that flips (4, among them the half turn), quarter turns (4) or both (8) make."""
+    """Return the symmetries of flips (4, with the half turn), of quarter turns (4), or both (8)."""
     if flips and rotations:
         return SYMMETRIES
     return _FLIPS if flips else _QUARTERS if rotations else (AS_IS,)

@@ -1,4 +1,4 @@
-"""Cut the pixel grid: what each tile reads, what it owns.
+"""Cut the pixel grid into tiles, each with the window that it reads and the window that it owns.
 
 Own windows partition the *extended* raster exactly once: training counts the loss over own pixels,
 prediction writes them. The extended raster is the raster whose height and width are rounded up to
@@ -47,7 +47,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Cut:
-    """How many tiles there are along each axis, or how large a tile's own size is at most."""
+    """The number of tiles along each axis, or the largest own size of a tile."""
 
     grid: tuple[int, int] | None = None
     size_px: int | None = None
@@ -192,10 +192,10 @@ def _span(first: int, own: int, widest: int, extended: int, rule: HaloRule) -> S
 
 
 def turned_tiling(tiling: Tiling, symmetry: Symmetry) -> Tiling:
-    """The tiles of a turned image, each of which owns all that one of the image owns.
+    """Return the tiles of a turned image; each owns all pixels that one tile of the image owns.
 
-    The network's grid begins at the turned image's own first pixel. So where it is flipped, what a
-    tile owns is rounded up to the grid on both sides, and neighbours own some pixels twice.
+    The network's grid begins at the turned image's own first pixel. So where it is flipped, a
+    tile's own pixels are rounded up to the grid on both sides, and neighbours own some twice.
     """
     height, width = symmetry.size(tiling.height, tiling.width)
     rows, cols = (tiling.cols, tiling.rows) if symmetry.transposed else (tiling.rows, tiling.cols)
@@ -233,7 +233,7 @@ def _legal_size(rule: HaloRule, output: int, smallest: int) -> int:
 
 
 def owned(array: T, tile: Tile, offset_px: int = 0) -> T:
-    """The part of an array (…, H, W) that stands on the pixels a tile owns.
+    """Return the part of an array (…, H, W) that stands on the pixels a tile owns.
 
     Args:
         array: numpy or torch, over the tile's read window or a network's output for it.

@@ -2,7 +2,7 @@
 
 The structure is that of torchgpipe's "simplified U-Net" (benchmarks/models/unet), whose layer and
 parameter counts are the paper's to the digit: base channels double with every pooling, the
-bottleneck and the decoder hand on half of what they work with.
+bottleneck and the decoder hand on half of the channels that they work with.
 """
 
 from dataclasses import dataclass
@@ -127,7 +127,7 @@ PAPER_LEVELS: dict[str, int] = {name: preset.poolings for name, preset in PRESET
 
 
 def unet_layers(options: UNetOptions) -> tuple[Layer, ...]:
-    """The network as a flat list of single layers, in the order in which they run."""
+    """Return the network as a flat list of single layers, in the order in which they run."""
     layers: list[Layer] = []
     bias = options.norm == "none" if options.bias is None else options.bias
     fit: Literal["crop", "pad"] = "crop" if options.padding == "valid" else "pad"
