@@ -1,4 +1,4 @@
-"""What is said of a map before it is made: how, and everything that makes it approximate."""
+"""Announce a map before it is made: its method, and everything that makes it approximate."""
 
 from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.rasters.raster import Raster

@@ -1,4 +1,4 @@
-"""Maps of a module as it is: windows that overlap by half, blended by a Gaussian.
+"""Maps of an opaque module: windows that overlap by half, blended by a Gaussian.
 
 Every pixel is the mean over the windows that hold it, each weighted by a Gaussian around its
 middle (σ an eighth of the window: Isensee et al., nnU-Net, 2021). Windows lie on one grid of the
@@ -35,11 +35,11 @@ def tiles_of_windows(
     tile_px: int | None = None,
     few: bool = False,
 ) -> Tiling:
-    """The tiles of an image, each of all the windows that touch it.
+    """Cut an image into tiles, each computed from all windows that touch it.
 
     Args:
         size: Height and width of the image.
-        budget_bytes: What the blended map of a tile may take.
+        budget_bytes: Most bytes of the blended map of a tile.
         tile_px: Largest own size that was asked for.
         few: Whether little of the image is wanted.
 
@@ -70,14 +70,14 @@ def window_ratio(layer: Opaque, tiling: Tiling) -> float:
 
 
 def _starts(layer: Opaque, span: Span) -> range:
-    """Where the windows that touch what a tile owns begin in what it reads, along an axis."""
+    """Return the starts, in a tile's read pixels, of the windows that touch its own pixels."""
     first = max(span.first - layer.step_px, span.start) - span.start
     last = min(span.first + span.own - span.start, span.read - layer.window_px + 1)
     return range(first, last, layer.step_px)
 
 
 class BlendedWindows:
-    """Maps what tiles read, window by window.
+    """Maps the read pixels of tiles, window by window.
 
     Args:
         pipe: The network, on windows of one size.
@@ -91,7 +91,7 @@ class BlendedWindows:
         self._weights = torch.exp(-((far / layer.window_px) ** 2) / 2)
 
     def __call__(self, images: Sequence[Tensor], origins: Sequence[Origin]) -> list[Tensor]:
-        """What tiles (1, bands, H, W) give, (1, classes, H, W); right where they own."""
+        """Map tiles (1, bands, H, W) to logits (1, classes, H, W); right on own pixels only."""
         return [
             self._tile(image, origin.tiling.tiles[origin.tiles[0]])
             for image, origin in zip(images, origins, strict=True)

@@ -1,4 +1,4 @@
-"""What tells whether a file that a map is made of is still the same."""
+"""Fingerprints of files that a map is computed from, to notice when a file changes."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ __all__ = ["describe_files", "hash_file", "list_files"]
 
 
 def list_files(paths: Iterable[str]) -> list[str]:
-    """The files, and those that VRTs read through other VRTs, of which GDAL does not tell."""
+    """Return the files, and those that VRTs read through other VRTs, which GDAL does not list."""
     files = list(paths)
     for path in files:  # which grows
         if path.lower().endswith(".vrt"):
@@ -24,7 +24,7 @@ def list_files(paths: Iterable[str]) -> list[str]:
 
 
 def describe_files(paths: Iterable[str]) -> list[list[Any]]:
-    """Of each file its name, bytes and time of its last change; the name alone of no local file."""
+    """Return each file's name, bytes and time of last change; of remote files the name alone."""
     facts: list[list[Any]] = []
     for path in paths:
         facts.append([os.path.basename(path)])

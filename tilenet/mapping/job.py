@@ -1,6 +1,6 @@
 """The ranks' work on a map: bands in strips, tiles in turn, or windows of the image at once.
 
-What becomes of it is a sink's business: `tilenet predict` writes it, validation counts.
+A sink takes the results: that of `tilenet predict` writes them, that of validation counts pixels.
 """
 
 import time
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MapJob", "Placement"]
 
-# What sinks take of a rank's window at once, if the image is shared out over the ranks.
+# Rows and columns of a rank's window that sinks take at once, if ranks share the image.
 PIECE_PX = BLOCK_PX, 4 * BLOCK_PX
 
 
@@ -49,7 +49,7 @@ class Placement:
 
     Attributes:
         balance: Layers per partition.
-        devices: One per partition.
+        devices: One device per partition.
         precision: Precision of the arithmetic, as for `Pipe`.
     """
 
@@ -64,9 +64,9 @@ class MapJob:
 
     Attributes:
         at_once: Tiles that a rank has in the pipeline at a time.
-        what: Is said before progress; None: it shows only while it takes long.
+        what: Name of the work in front of its progress; None: shown only while it takes long.
         turns: Turned images whose mean scores the map holds, tile by tile; (): the image alone.
-        maps: What the passes of a sweep for statistics leave for the one that maps.
+        maps: Maps that the passes of a sweep for statistics keep for the pass that maps.
     """
 
     plan: MapPlan
@@ -82,13 +82,13 @@ class MapJob:
     def fix_statistics(
         self, comm: "MPI.Intracomm", kept_sums: KeptSums | None = None
     ) -> tuple[Network, ...]:
-        """The network whose norms have the image's statistics, where passes are to find them.
+        """Compute the image's statistics in passes, where norms need them, and fix them.
 
         Args:
-            kept_sums: As in `StatisticPasses.run`.
+            kept_sums: See `StatisticPasses.run`.
 
         Returns:
-            One network, or that of each turned image.
+            The network with these statistics, or one network for each turned image.
         """
         if not self.turns:
             return (self._find_statistics(comm, kept_sums),)
@@ -171,7 +171,7 @@ class MapJob:
     def _start_computing(
         self, pipes: Sequence[Pipe], mine: Sequence[Tile]
     ) -> Iterator[Callable[[list[Tile]], list[Computed]]]:
-        """What computes this rank's tiles, some after others; it reads ahead in a thread."""
+        """Yield a function that computes tiles of this rank in turn; a thread reads ahead."""
         if self.turns:
             with MeanOfTurns(self.mapper, self.turns, pipes, mine) as mean:
                 yield mean

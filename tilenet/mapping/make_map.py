@@ -53,7 +53,7 @@ def make_map(
         if resumes and comm.rank == 0:
             how = tiling, plan.method, job.placement.devices[0].type
             made_of = source.made_of(*how, scaled=prediction.scaled, tta=prediction.tta)
-    # Opened before the work: what cannot be written is known before hours have passed.
+    # Opened before the work: a map that cannot be written is refused before hours have passed.
     with MapWriter(
         prediction.out, source.image, mapper.kind, source.window, made_of, lock, comm
     ) as writer:

@@ -1,4 +1,4 @@
-"""What a finished map says of itself: its classes, or numbers and their unit."""
+"""Facts that a finished map holds: its classes, or numbers and their unit."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def read_class_names(map_path: str) -> tuple[str, ...]:
 
 
 def check_class_map(mapped: Raster) -> None:
-    """Refuse what holds no classes.
+    """Refuse a map that holds no classes.
 
     Raises:
         TilenetError: It has several bands, or numbers that are not whole.

@@ -36,13 +36,13 @@ class MapSource:
 
     Attributes:
         folder: Folder of the checkpoint, or the network's name.
-        record: The network's.
-        network: With its weights, on the CPU.
-        image: Its pixels.
+        record: Record of the network.
+        network: The network with its weights, on the CPU.
+        image: The opened image.
         window: Pixels of the image to map.
         precision: Precision in which the network computes.
-        rule: How tiles read.
-        output: What the map holds.
+        rule: Halo and alignment of the tiles.
+        output: Kind of the map's values.
     """
 
     folder: Path
@@ -55,7 +55,7 @@ class MapSource:
     output: Output
 
     def question(self, prediction: Prediction) -> MapQuestion:
-        """What is to be mapped."""
+        """Return the question that the planner of maps answers."""
         return MapQuestion(
             self.record.layers,
             self.image.size,
@@ -69,16 +69,23 @@ class MapSource:
         )
 
     def mapper(self, tiling: Tiling, prediction: Prediction) -> Mapper:
-        """What computes tiles of the map."""
-        how = self.output, self.record, self.image, tiling, parameter_dtype(self.precision)
-        return Mapper(*how, scaled=prediction.scaled, turns=len(turns_of(prediction.tta)))
+        """Return the mapper that computes tiles of the map."""
+        return Mapper(
+            self.output,
+            self.record,
+            self.image,
+            tiling,
+            parameter_dtype(self.precision),
+            scaled=prediction.scaled,
+            turns=len(turns_of(prediction.tta)),
+        )
 
     @classmethod
     def open(cls, prediction: Prediction, folder: Path, stack: ExitStack) -> "MapSource":
-        """Open both; `stack` closes the image.
+        """Open the network and the image; `stack` closes the image.
 
         Args:
-            folder: As `prediction.checkpoint` found it.
+            folder: Folder that `prediction.checkpoint` returned.
 
         Raises:
             TilenetError: A file is missing, broken, or does not fit the network.
@@ -99,13 +106,13 @@ class MapSource:
         return cls(folder, record, network.eval(), image, window, precision, rule, output)
 
     def check_finite(self, window: Window, computed: Computed) -> None:
-        """Refuse a network that diverged, whose map of classes would look like any other.
+        """Refuse a network that diverged: its map of classes would look like any other.
 
         Args:
-            window: Where the piece lies.
+            window: Place of the piece in the image.
 
         Raises:
-            TilenetError: With the first pixel.
+            TilenetError: Logits are not finite; the error names the first such pixel.
         """
         finite = computed.logits.isfinite().all(dim=0).cpu().numpy() | ~computed.valid
         if not finite.all():
@@ -140,7 +147,7 @@ class MapSource:
 
 
 def _choose_output(output: Output | None, record: NetworkRecord, folder: Path) -> Output:
-    """What the map holds.
+    """Return the kind of the map's values.
 
     Raises:
         TilenetError: The network does not give it.
@@ -167,8 +174,8 @@ def load_network(
     """A checkpoint's record, and its network with its weights, on the CPU.
 
     Args:
-        precision: In which it computes; None: that of the training run.
-        module: Of a checkpoint that holds its weights alone; None: it holds the layers too.
+        precision: Precision in which it computes; None: that of the training run.
+        module: Module of a checkpoint that holds weights alone; None: it holds the layers too.
 
     Raises:
         TilenetError: A file is missing or broken, or a module is needed.

@@ -41,7 +41,7 @@ def predict(prediction: Prediction, comm: "MPI.Intracomm | None" = None) -> dict
     """Make a map of an image. Collective: all ranks of `comm`, None: of the job, call it.
 
     Returns:
-        What was done: tiles, their sizes, the peak resident memory of each rank in bytes, and
+        Facts on the work: tiles, their sizes, the peak resident memory of each rank in bytes, and
         whether the ranks stopped before the map was done, because one was asked to; on rank 0 the
         `values` (bands, H, W) of a map that is not written.
 

@@ -1,4 +1,4 @@
-"""What `tilenet predict` was asked for."""
+"""The arguments of `tilenet predict`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,9 @@ class UnsavedNetwork:
     """A network that no checkpoint holds.
 
     Attributes:
-        name: For people.
+        name: Name to show to people.
         record: Its layers, bands and classes.
-        network: With its weights, on the CPU.
+        network: The network with its weights, on the CPU.
     """
 
     name: str
@@ -32,7 +32,7 @@ class UnsavedNetwork:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What to map and how.
+    """The network, the image and the options of a map.
 
     Attributes:
         network: Folder of a checkpoint, or of a training run; or a network that none holds.
@@ -47,8 +47,8 @@ class Prediction:
         device: `auto`, `cpu` or `cuda`, or a list with one device per partition.
         partitions: Devices per rank.
         balance: Layers per partition; None: the fastest by the roofline.
-        nodata: As in run files; None: as in training.
-        bands: As in run files; None: as in training, those asked for by name found by name.
+        nodata: Values without data, as in run files; None: as in training.
+        bands: Bands to read, as in run files; None: those of training, named ones by their names.
         scaled: Probabilities as bytes: the nearest of 0, 1/250 … 1, which GDAL unscales.
         bbox: xmin, ymin, xmax, ymax in the image's CRS: map the pixels under it; None: all.
         window: Row, column, height and width of the pixels to map, instead of `bbox`.
@@ -88,7 +88,7 @@ class Prediction:
         """Refuse choices that do not go together.
 
         Raises:
-            TilenetError: With the first of them.
+            TilenetError: Two choices contradict each other; the error names the first such pair.
         """
         if self.resume and (self.out is None or isinstance(self.network, UnsavedNetwork)):
             raise TilenetError(

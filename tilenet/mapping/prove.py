@@ -1,7 +1,7 @@
 """A map's proof: a small image in the way of the map, next to the network on the whole image.
 
-Method, ranks, tiles, passes, partitions and devices are the map's own. What the network is compared
-with is its plain list of layers: no module is imported for a map.
+Method, ranks, tiles, passes, partitions and devices are the map's own. The network is compared with
+its plain list of layers: no module is imported for a map.
 """
 
 import copy
@@ -80,7 +80,7 @@ def _plan_small(job: MapJob, num_ranks: int) -> MapPlan:
     ranks = -(-num_ranks // columns), columns
     grid = tiling.grid if rule.exchanged else proof_grid(tiling.grid, ranks)
     if plan.method == "sweep" and num_ranks == tiling.grid[1] == 1:
-        rule = replace(rule, halo_px=0)  # what a strip lacks is kept, and nothing read twice
+        rule = replace(rule, halo_px=0)  # rows above a strip are kept, and nothing is read twice
     size_question = ImageQuestion(
         layers,
         rule,
@@ -178,7 +178,7 @@ def _compute_whole(
 
 
 class _RandomMapper(Mapper):
-    """Reads a random image, of which all pixels have data."""
+    """Reads a random image in which all pixels have data."""
 
     def __init__(self, like: Mapper, tiling: Tiling, pixels: Tensor) -> None:
         super().__init__("logits", like.record, like.image, tiling, pixels.dtype)

@@ -93,7 +93,7 @@ class NumbersSink(ScoringSink):
     """Adds up the errors of a map of numbers.
 
     Args:
-        loss: Of the run.
+        loss: Loss of the run.
 
     Attributes:
         pieces: `number_sums` of each piece that holds a labelled pixel with data.

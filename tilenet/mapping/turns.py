@@ -29,7 +29,7 @@ Turned = Literal["flips", "all"]
 
 
 class TurnedMapper(Mapper):
-    """Computes what tiles of an image own, in the turned image."""
+    """Computes the own pixels of an image's tiles in the turned image."""
 
     def __init__(self, like: Mapper, symmetry: Symmetry) -> None:
         tiling = turned_tiling(like.tiling, symmetry)
@@ -42,14 +42,14 @@ class TurnedMapper(Mapper):
         return self.standardised(Pixels(turn(pixels.values), turn(pixels.valid)))
 
     def turned(self, tile: Tile) -> Tile:
-        """Where a tile of the image lies in the turned one, but for what is beyond the edges."""
+        """Return the place of an image's tile in the turned image, without parts beyond edges."""
         inside = overlap(tile.own, self.image.whole)
         assert inside is not None, "own windows begin inside the image"
         own = self.symmetry.back.source(inside, self.tiling.height, self.tiling.width)
         return Tile(self.tiling.tiles[self.tiling.number(own)].read, own)
 
     def read(self, tile: Tile) -> Window:
-        """What is read for a tile of the image, in the turned one."""
+        """Return the window of the turned image that is read for a tile of the image."""
         return self.turned(tile).read
 
     def turned_back(self, computed: Computed) -> Computed:
@@ -64,8 +64,8 @@ class Turn:
     """One of the turned images.
 
     Attributes:
-        plan: Of the passes for its statistics.
-        mapper: Reads it.
+        plan: Plan of the passes for its statistics.
+        mapper: Mapper that reads it.
     """
 
     plan: MapPlan
@@ -73,7 +73,7 @@ class Turn:
 
 
 def turns_of(turned: Turned | None) -> tuple[Symmetry, ...]:
-    """How the images lie whose mean is asked for; none: the image alone."""
+    """Return the symmetries of the images that are averaged; empty: the image alone."""
     return () if turned is None else symmetries(flips=True, rotations=turned == "all")
 
 

@@ -14,7 +14,7 @@ class WritingSink:
     """Writes the values of the pieces that this rank computes.
 
     Args:
-        writer: Of the map.
+        writer: Writer of the map.
         check: Called with each piece before it is written.
         resume: Ends the work of all ranks where this one cannot write.
     """

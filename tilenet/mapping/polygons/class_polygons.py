@@ -1,6 +1,6 @@
-"""Polygons of the blocks of a class map, and how those that a block's edge cuts are joined.
+"""Make polygons of the blocks of a class map, and join those that a block's edge cuts.
 
-All coordinates are columns and rows of pixels: whole numbers, so that what is joined fits exactly.
+All coordinates are columns and rows of pixels: whole numbers, so that joined edges fit exactly.
 """
 
 from array import array
@@ -117,7 +117,7 @@ def find_cut(shapes: NDArray[Any], window: Window, size: tuple[int, int]) -> NDA
 
 
 def join(cut: ClassPolygons) -> ClassPolygons:
-    """Polygons of one class that have an edge in common as one; those that share a corner stay two.
+    """Join polygons of one class that have an edge in common; a common corner does not join them.
 
     GEOS finds which hang together, and dissolves those alone. A valid polygon's inside hangs
     together by edges, so the parts of the result are the 4-connected patches of pixels.

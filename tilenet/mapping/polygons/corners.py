@@ -1,4 +1,4 @@
-"""Corners of polygons whose edges run along rows and columns of pixels."""
+"""Corners of polygons with edges along rows and columns of pixels."""
 
 from typing import Any
 

@@ -40,7 +40,7 @@ __all__ = ["PolygonsJob", "make_polygons"]
 
 @dataclass(frozen=True)
 class PolygonsJob:
-    """Which polygons of a map are written, and where.
+    """The polygons of a map to write, and their file.
 
     Attributes:
         map: Path of the class map.

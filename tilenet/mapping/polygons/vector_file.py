@@ -21,10 +21,10 @@ END = b"]\n}\n"
 
 
 def check_ending(path: str) -> None:
-    """Refuse a file of which the ending does not say a format.
+    """Refuse a file with an ending that stands for no format.
 
     Raises:
-        TilenetError: With those that do.
+        TilenetError: It names the endings that do.
     """
     if Path(path).suffix.lower() not in DRIVERS:
         raise TilenetError(

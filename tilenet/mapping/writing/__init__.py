@@ -1,1 +1,1 @@
-"""A map as a file: pieces that all ranks write, one cloud-optimised GeoTIFF made of them."""
+"""A map as a file: pieces that all ranks write, and one cloud-optimised GeoTIFF built from them."""

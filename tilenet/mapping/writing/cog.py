@@ -2,8 +2,8 @@
 
 Ranks compress in rounds, tell each other how many bytes their tiles take, and each writes its own
 to their places in the one file. Nothing is compressed twice, no rank needs another's pixels. Where
-two nodes write to one page of a file, NFS may lose what one of them wrote, and says nothing: a rank
-on another node than rank 0 writes the whole pages of its part, and hands the rest to rank 0.
+two nodes write to one page of a file, NFS may silently lose the bytes of one of them: a rank on
+another node than rank 0 writes the whole pages of its part, and hands the rest to rank 0.
 
 Of a map that goes on when interrupted, a record says how many tiles the disk holds: the order of
 tiles is that of any number of ranks, so that another job goes on behind them.
@@ -65,13 +65,13 @@ KEEP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class CogJob:
-    """What is written.
+    """A map to write as a cloud-optimised GeoTIFF.
 
     Attributes:
         path: The map's name, for errors.
-        pieces: All that the map has.
-        cog: The file; what was there is overwritten.
-        template: What it begins with.
+        pieces: All pieces of the map.
+        cog: Path of the file, which is overwritten.
+        template: Template of the file's header.
         classes: Overviews hold the class that most of their pixels have; else the mean of those
             that hold data.
         resumable: Whether pieces and compressed tiles stay where the map cannot be written.
@@ -86,7 +86,7 @@ class CogJob:
 
 
 def template_like(small: str, *, classes: bool) -> Template:
-    """The first bytes of a map, as GDAL's driver writes them.
+    """Have GDAL's driver write a small map, and return the template of its header.
 
     Args:
         small: A GeoTIFF that has all but the map's size, just large enough for an overview.
@@ -106,7 +106,7 @@ def template_like(small: str, *, classes: bool) -> Template:
 
 
 def cannot_write(path: str, error: BaseException, *, resumable: bool) -> TilenetError:
-    """The error of a map that the disk does not take."""
+    """Return the error of a map that the disk does not take."""
     reason = " ".join(str(error.__cause__ or error).split())
     resuming = " and go on with --resume," if resumable else ""
     return TilenetError(
@@ -116,13 +116,13 @@ def cannot_write(path: str, error: BaseException, *, resumable: bool) -> Tilenet
 
 
 def write_cog(job: CogJob | None, comm: "MPI.Intracomm") -> None:
-    """Write it. Collective.
+    """Write the map. Collective.
 
     Args:
-        job: On rank 0.
+        job: The job on rank 0; not used on other ranks.
 
     Raises:
-        AgreedError: On all ranks: one could not read, or not write.
+        AgreedError: On all ranks: a rank could not read, or not write.
     """
     job = comm.bcast(job)
     assert job is not None
@@ -143,12 +143,12 @@ class _CogWriter:
     """The work of the ranks that write.
 
     Attributes:
-        near: Of each rank, whether it is on rank 0's node.
+        near: Whether each rank is on rank 0's node, by rank.
         sources: Pixels by level: those of level 0 are in pieces, the others in files.
         sizes: Rows and columns of all levels.
-        files: By a level that has a file of its own: its path, and where its tiles are in it.
-        record: On rank 0: how many tiles of files the disk holds.
-        record_at: On rank 0: when the record is due again, by the monotonic clock.
+        files: Path and places of tiles of each level that has a file of its own, by level.
+        record: On rank 0, record of the number of tiles of files that the disk holds.
+        record_at: On rank 0, monotonic time at which the record is due again.
     """
 
     def __init__(self, job: CogJob, comm: "MPI.Comm", stack: ExitStack) -> None:
@@ -176,7 +176,7 @@ class _CogWriter:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """What one rank cannot write, none can. Collective at the end of the block."""
+        """Raise an error of one rank's writing on all ranks. Collective at the block's end."""
         with agreed(self.comm):
             try:
                 yield
@@ -265,7 +265,7 @@ class _CogWriter:
         return [size for share in shares for size in share]
 
     def _own_part(self, ends: Sequence[int], rank: int) -> tuple[int, int]:
-        """Where what a rank writes of its bytes begins and ends in them."""
+        """Return the range, within a rank's bytes, that the rank writes itself."""
         begin, end = ends[rank : rank + 2]
         if self.near[rank]:
             return 0, end - begin
@@ -273,7 +273,7 @@ class _CogWriter:
         return (first - begin, last - begin) if first < last else (0, 0)
 
     def _receive(self, file: FileIO, ends: Sequence[int]) -> None:
-        """Write what ranks of other nodes do not: the pages that they share with others."""
+        """Write the pages that ranks of other nodes share with others, and do not write."""
         failed: OSError | None = None
         for rank, (begin, end) in enumerate(pairwise(ends)):
             if self.near[rank]:

@@ -11,7 +11,7 @@ from tilenet.mapping.writing.map_pieces import put_file
 __all__ = ["CompressedTiles", "remove_partial", "remove_record"]
 
 RECORD = "compressed.json"
-# What a record raises that is not as it was written.
+# Errors that a spoilt record raises.
 SPOILT = ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError
 
 
@@ -20,13 +20,13 @@ class CompressedTiles:
     """Tiles of a map that are compressed: how many of each file the disk holds.
 
     Files of tiles are the same on any number of ranks, which fill them in rounds from the front. A
-    record among the pieces says the bytes of those tiles which the disk held when it was written:
-    a job that goes on compresses the others. It goes before any piece is written again.
+    record among the pieces lists the bytes of the tiles that the disk held when it was written:
+    a job that goes on compresses the others. It is removed before any piece is written again.
 
     Attributes:
-        folder: Where the record and the files are.
-        key: Of all that their bytes depend on, but for the pieces of the map.
-        files: By the name of a file: bytes of its first tiles.
+        folder: Folder of the record and the files.
+        key: Hash of all that their bytes depend on, but for the pieces of the map.
+        files: Bytes of the first tiles of each file, by the file's name.
     """
 
     folder: Path
@@ -38,7 +38,7 @@ class CompressedTiles:
         """The record in a folder; an empty one where it is of something else, or cannot be read.
 
         Args:
-            made_of: Values whose `repr` says all that the bytes depend on.
+            made_of: Values with a `repr` that changes with all that the bytes depend on.
         """
         key = sha256(repr(made_of).encode()).hexdigest()
         written_key, files = _read_record(folder)

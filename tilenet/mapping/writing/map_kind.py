@@ -1,4 +1,4 @@
-"""What a map holds, whichever its pixels are."""
+"""The kind of a map: facts that do not depend on its pixels."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ __all__ = ["MapKind"]
 
 @dataclass(frozen=True)
 class MapKind:
-    """What a map holds.
+    """The bands, the pixel type and the tags of a map.
 
     Attributes:
         bands: Number of bands.
@@ -17,9 +17,9 @@ class MapKind:
         nodata: Value of pixels without data.
         classes: Names of the classes: the bands' names, or the meanings of the values of a class
             map of one band, which then has a colour table.
-        scale: What values count in: GDAL shows them multiplied by it.
+        scale: Unit of the stored values: GDAL shows them multiplied by it.
         unit: Unit of the numbers; None: they have none.
-        note: On how the map was made, where it is approximate.
+        note: Sentence on how the map was made, where it is approximate.
     """
 
     bands: int

@@ -99,7 +99,7 @@ class Pieces:
         count: Number of the map's bands.
         height, width: Size of the map in pixels.
         dtype: Name of the dtype of its pixels.
-        nodata: Value of pixels without data, and of those that are in no piece.
+        nodata: Value of pixels without data, and of pixels that are in no piece.
         windows: Row, column, height and width of each piece in the map, (pieces, 4).
     """
 

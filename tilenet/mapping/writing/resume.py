@@ -24,7 +24,7 @@ __all__ = ["MapResume"]
 
 
 class MapResume:
-    """Context manager in which the rounds of a map end early on all ranks. Collective.
+    """Context manager that can end the rounds of a map early on all ranks. Collective.
 
     Args:
         comm: All ranks that map.
@@ -52,7 +52,7 @@ class MapResume:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Context in which an error on one rank ends the rounds of all; `agree` raises it there."""
+        """End the rounds of all ranks on an error in the context; `agree` raises it there."""
         try:
             yield
         except TilenetError as error:

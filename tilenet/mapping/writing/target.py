@@ -27,12 +27,12 @@ def check_target(
     """Refuse a map that exists, or a directory that cannot be written, before any work is done.
 
     Args:
-        image: What it is made of.
-        what: It is, for errors.
-        ending: Of a name that it may have.
+        image: Image that it is computed from.
+        what: Kind of the file, for errors.
+        ending: Ending of a legal name, for errors.
 
     Raises:
-        TilenetError: With the remedy.
+        TilenetError: The map cannot be written there; the error names the remedy.
     """
     folder = os.path.dirname(os.path.abspath(path))
     if (
@@ -97,7 +97,7 @@ def _files_of(image: str) -> list[str]:
 def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
     """Put a finished map in its place, next to it names of values for GDAL, a style for QGIS.
 
-    What an older map left there, names and statistics, would be taken for this one's.
+    Names and statistics of an older map would be taken for this one's, and are removed.
 
     Args:
         aside: The map, on the same disk.

@@ -1,4 +1,4 @@
-"""The beginning of a cloud-optimised GeoTIFF: what GDAL writes for a small one, for another size.
+"""The header of a cloud-optimised GeoTIFF: that of GDAL's file for a small map, with other sizes.
 
 Every tag but sizes and places of tiles is copied from a file that GDAL's own driver made: names,
 colours, where the map lies.
@@ -46,13 +46,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Template:
-    """What maps of one kind begin with.
+    """The parts of a header that all maps of one kind share.
 
     Attributes:
         ghost: GDAL's lines on how tiles lie in the file.
         image: Tags of the map.
         overview: Tags of each of its overviews.
-        predictor: Of the compression, as TIFF counts them.
+        predictor: Number of the compression's predictor in TIFF.
     """
 
     ghost: bytes
@@ -66,7 +66,7 @@ class Level:
     """A map or one of its overviews.
 
     Attributes:
-        places: Of its tiles, row by row: where they begin in the file, and their bytes.
+        places: First byte in the file and number of bytes of each tile, row by row.
     """
 
     height: int
@@ -85,7 +85,7 @@ class Level:
 
 
 def template_of(file: bytes) -> Template:
-    """What a small map begins with, which has an overview and is no BigTIFF."""
+    """Read the template from a small map, which has an overview and is no BigTIFF."""
     (first,) = struct.unpack_from("<I", file, 4)
     image, second = _read_directory(file, first)
     overview, _ = _read_directory(file, second)
@@ -94,7 +94,7 @@ def template_of(file: bytes) -> Template:
 
 
 def tiles_in(file: bytes) -> list[bytes]:
-    """The tiles of a TIFF, which is no BigTIFF, as they are in it: row by row."""
+    """Return the compressed tiles of a TIFF, which is no BigTIFF, row by row."""
     entries, _ = _read_directory(file, *struct.unpack_from("<I", file, 4))
     by_tag = {entry.tag: entry for entry in entries}
     offsets, sizes = (
@@ -105,12 +105,12 @@ def tiles_in(file: bytes) -> list[bytes]:
 
 
 def framed(tile: bytes) -> bytes:
-    """A tile as it is in a file."""
+    """Return a tile in the frame that it has in a file."""
     return struct.pack("<I", len(tile)) + tile + tile[-TRAILER_BYTES:]
 
 
 def frames_fit(path: str, begin: int, sizes: list[int], tiles: Iterable[int]) -> bool:
-    """Whether a file has these of its tiles where it should, by what is before and behind them.
+    """Whether a file has these tiles in their places, by the frames before and behind them.
 
     Args:
         begin: Place of the first tile of the file.
@@ -146,11 +146,11 @@ def _read_directory(file: bytes, at: int) -> tuple[tuple[Entry, ...], int]:
 
 
 def header_of(template: Template, levels: list[Level], *, big: bool) -> bytes:
-    """All that stands before the first tile; as many bytes wherever tiles are.
+    """Return all bytes before the first tile; their number does not depend on the tiles' places.
 
     Args:
         levels: The map, and its overviews from the largest on.
-        big: Write a BigTIFF, whose tiles may be anywhere.
+        big: Write a BigTIFF, in which tiles may lie anywhere.
     """
     begin = 16 if big else 8
     pieces, at = [template.ghost], begin + len(template.ghost)

@@ -47,17 +47,18 @@ class MapWriter:
 
     Args:
         path: Path of the finished map.
-        like: Gives size, transform and CRS; copied, so that rotated grids survive; GCPs and RPCs.
+        like: Raster from which size and georeferencing are copied: the transform as it is, so that
+            rotated grids survive, the CRS, GCPs and RPCs.
         window: The pixels of `like` that the map shows; None: all.
-        made_of: On rank 0: all that pixels depend on; None: the map cannot be interrupted.
-        lock: On rank 0, held while the map is written; None: no other job may write it.
-        comm: The ranks; None: this one alone.
+        made_of: On rank 0, all that pixels depend on; None: the map cannot be interrupted.
+        lock: On rank 0, lock that is held while the map is written; None: no other job writes it.
+        comm: The ranks that write; None: this one alone.
 
     Attributes:
         why_restarted: Why pieces of an interrupted map cannot be used; "": they can, or none were.
 
     Raises:
-        AgreedError: On all ranks: the folder of pieces cannot be written, or one does not see it.
+        AgreedError: On all ranks: the folder of pieces cannot be written, or a rank cannot see it.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class MapWriter:
         self.path, self.kind, self.comm = path, kind, comm
         self.window = window or like.whole
         folder, name = os.path.split(os.path.abspath(path))
-        # One name per map: what a killed run leaves, the next one overwrites.
+        # One name per map: the next run overwrites the files of a killed one.
         aside = Path(folder, f".{name}.pieces.part")
         size = self.window.height, self.window.width
         self._cog, no_windows = str(aside / "map.tif"), np.empty((0, 4), np.int64)
@@ -127,7 +128,7 @@ class MapWriter:
         self._resumable = resumable
 
     def _begin(self, made_of: dict[str, Any] | None) -> str:
-        """Find out what is done, and whether there is room for the rest.
+        """Find the pieces that are done, and refuse a disk without room for the rest.
 
         Returns:
             A new file among the pieces.
@@ -187,7 +188,7 @@ class MapWriter:
             dataset.write_colormap(1, {**colours, int(kind.nodata): (0, 0, 0, 0)})
 
     def write(self, window: Window, values: NDArray[Any]) -> None:
-        """Write `values` (bands, H, W) to a window of the image; what the map lacks is cut off.
+        """Write `values` (bands, H, W) to a window of the image, cut to the map.
 
         Raises:
             TilenetError: On this rank: the disk does not take them, or another job writes the map.
@@ -235,7 +236,7 @@ class MapWriter:
         self._remove()
 
     def _make_template(self) -> Template:
-        """What the finished map begins with, but for its size."""
+        """Return the template of the finished map's header, which lacks its size."""
         small = {**self._profile, "height": BLOCK_PX, "width": BLOCK_PX + 1, "sparse_ok": True}
         with MemoryFile(ext=".tif") as file:
             with file.open(**small) as dataset:
@@ -253,7 +254,7 @@ class MapWriter:
             self._lock.check()
 
     def _remove(self) -> None:
-        """All that is aside, on rank 0; of a map that goes on later what is done stays."""
+        """Remove all files aside, on rank 0; of a map that goes on later, keep finished pieces."""
         if self.comm.rank or (self._lock is not None and self._lock.lost):
             return  # or the files are another job's now
         if self._resumable:
