@@ -1,1 +1,1 @@
-"""What Python programs call; the command line is its first client."""
+"""Functions for Python programs; the command line is their first client."""

@@ -21,10 +21,10 @@ MOST_LETTERS = 40  # longer class names are cut in the table
 
 @dataclass(frozen=True, repr=False)
 class Scores:
-    """How well a map agrees with labels, over all labelled pixels with data in the map.
+    """Agreement of a map with labels, over all labelled pixels with data in the map.
 
     Attributes:
-        accuracy: Share of the pixels whose class in the map is the label.
+        accuracy: Share of the pixels with the label as their class in the map.
         mean_iou: Mean of `iou` over the classes that occur.
         mean_f1: Mean of `f1` over the classes that occur.
         iou: Per class |labelled ∩ mapped| / |labelled ∪ mapped|; None: the class does not occur.
@@ -77,7 +77,7 @@ class Scores:
 
 @dataclass(frozen=True, repr=False)
 class NumberScores:
-    """How well a map of numbers agrees with labels, over all labelled pixels with data in the map.
+    """Agreement of a map of numbers with labels, over all labelled pixels with data in the map.
 
     Attributes:
         rmse: Root of the mean square of the errors, map less label.
@@ -136,7 +136,7 @@ def evaluate(
         labels: A raster on any grid and in any CRS, or polygons; for a map of numbers a raster on
             the map's grid. Labels outside of the map do not count.
         ignore_index: Label that does not count.
-        vectors: How polygons become labels: `field`, `classes`, `layer`, `crs`, `all_touched`, as
+        vectors: Keys to burn polygons: `field`, `classes`, `layer`, `crs`, `all_touched`, as
             in run files.
         window: Row, column, height and width of the part of the map that is scored; None: all.
         watchdog: Armed for each block of pixels.

@@ -33,7 +33,7 @@ def halo(
         bands: Number of bands of the module's images; None: as many as its first convolution takes.
 
     Returns:
-        `px`, the halo; `alignment_px`, of which tiles are multiples; and more, all in pixels.
+        `px`, the halo; `alignment_px`, which divides the sizes of tiles; and more, all in pixels.
 
     Raises:
         TilenetError: The network cannot be cut into tiles exactly; the error names the submodule.

@@ -71,10 +71,10 @@ class Job:
         bands: int | None = None,
         batch_norm: BatchNormMode = "frozen",
     ) -> LocalNetwork:
-        """A network over the windows of this rank, made of rank 0's `net`, which is not changed.
+        """Build a network over the windows of this rank from rank 0's `net`, which is not changed.
 
         Args:
-            net: Takes images (B, bands, H, W), gives maps (B, classes, H, W).
+            net: Module that maps images (B, bands, H, W) to maps (B, classes, H, W).
             halo_mode: `overlap`: tiles read more than they own; `exchange`: layers take halos from
                 the neighbouring ranks; `auto`: whichever computes less of the images; rank 0 prints
                 the choice; `sweep`: strip by strip, for `step.measure`.
@@ -102,13 +102,13 @@ class Job:
         return self._local
 
     def steps(self, images: Any, labels: Any = None, **keys: Any) -> Iterator[OwnStep]:
-        """The remaining steps of a run, one after another.
+        """Yield the remaining steps of a run, one after another.
 
         Before the first step the ranks compare a small image with the whole network, as in a run,
         unless `prove=False`.
 
         Args:
-            images: As in the run file: a raster, a list, a pattern, a CSV.
+            images: Images as in the run file: a raster, a list, a pattern, a CSV.
             labels: Rasters or polygons.
             keys: More keys of the run file: `crop_px`, `batch_size`, `steps` or `epochs` (one
                 epoch), `classes`, `augment`, `seed`, `bands`, `vectors`, `tiles`, `mesh` and others
@@ -118,8 +118,8 @@ class Job:
             Steps; each must be applied.
 
         Raises:
-            AgreedError: On all ranks, if any rank refuses something, or if the ranks do not give
-                the network's numbers.
+            AgreedError: On all ranks, if any rank refuses an argument or a file, or if the ranks do
+                not compute the network's numbers.
         """
         local = self._network_for("steps")
         self._meeting.at("steps")

@@ -48,11 +48,11 @@ class OwnData:
 
     Attributes:
         run: The keys of the run.
-        plan: How images are cut, with their statistics.
+        plan: Plan of the tiles of images, with the images' statistics.
         data: This rank's tiles of each step.
         network: The network over this rank's devices; the loop closes it.
         watchdog: A watchdog at rest; steps arm it.
-        choice: How tiles get their context; None: the caller chose it.
+        choice: The chosen halo mode with its plan and reason; None: the caller chose the mode.
         at_once: Reason why tiles cannot be handed out one by one; empty: they can.
     """
 
@@ -80,7 +80,7 @@ def open_data(
         stack: Closes files and watchdog.
 
     Raises:
-        AgreedError: On all ranks, if any rank refuses something.
+        AgreedError: On all ranks, if any rank refuses a key, a file or the network.
     """
     with agreed(comm):
         check_names(keys, KEYS, "steps")
@@ -135,7 +135,7 @@ def _run_file(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
 
 
 def _folder(run: RunFile, keys: Mapping[str, Any], comm: "MPI.Intracomm") -> Path | None:
-    """The folder in which the survey is kept; None: it is not kept."""
+    """Return the folder that keeps the survey; None: it is not kept."""
     folder = Path(run.output) if "output" in keys else None
     with agreed(comm):
         if folder is not None and not folder.is_dir():

@@ -151,13 +151,13 @@ class OwnStep:
             step.measure(lambda y, t: (cross_entropy(y, t, reduction="sum"), t.numel()))
 
         Args:
-            sums: Takes logits (1, classes, h, w) of pixels that a tile owns, and their labels
-                (1, h, w), and returns Σ w·ℓ and Σ w over them, as `add` takes them. It is called
+            sums: Function of logits (1, classes, h, w) of pixels that a tile owns, and their labels
+                (1, h, w), that returns Σ w·ℓ and Σ w over them, as `add` takes them. It is called
                 for each tile; with `halo_mode="sweep"` for each strip, and once more in backward,
                 where only the network's weights get gradients.
 
         Raises:
-            TilenetError: As in `add`, or tiles were handed out before.
+            TilenetError: See `add`; or tiles were handed out before.
         """
         means, own = self._means, self._means.own
         pipe, offset_px = own.network.pipe, own.plan.rule.offset_px

@@ -79,10 +79,10 @@ def plan(
         machine: A machine as in `tilenet plan --machine`.
         options: `nodes`, `num_images`, `batch_size`, `precision`, `optimizer`, `halo`, `halo_mode`,
             `grid`, `tile_px`, `partitions`, `balance`, `micro_batches`, `mbpp`, `checkpointing`,
-            `pipeline`, `swap`, `reserve`, as in `tilenet plan`; what is left out is chosen.
+            `pipeline`, `swap`, `reserve`, as in `tilenet plan`; options left out are chosen.
 
     Raises:
-        TilenetError: Nothing fits, and the error says what would; or a rule is broken.
+        TilenetError: Nothing fits, and the error names changes that would; or a rule is broken.
     """
     names = [part.name for part in fields(Question)]
     check_names(options, [name for name in names[4:] if name != "profile"], "plan")

@@ -111,14 +111,14 @@ def predict(
         options: `output` (`classes`, `logits`, `probabilities`), `tile_px`, `halo`, `precision`,
             `device`, `partitions`, `balance`, `nodata`, `bands`, `scaled`, `tta`, `bbox`,
             `window`, `resume`, `overwrite`, `prove`, `hang_seconds`, as in `tilenet predict`;
-            `module`, for a run with `halo_mode="windows"`, whose folder holds the weights alone.
+            `module`, for a run with `halo_mode="windows"`: its folder holds the weights alone.
 
     Returns:
         With `out` a `Map`; without it the map itself, on each rank: (H, W) of classes, 255 where
         the image has no data, or (classes, H, W), NaN there.
 
     Raises:
-        TilenetError: On all ranks, if any rank refuses something.
+        TilenetError: On all ranks, if any rank refuses an argument, a file or the network.
     """
     comm = world()
     end_where_uncaught()

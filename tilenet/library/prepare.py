@@ -1,4 +1,4 @@
-"""From opened images and a plan to the loop of a run: survey, stacking, proof, validation."""
+"""Prepare the loop of a run from opened images and a plan: survey, stacking, proof, validation."""
 
 from contextlib import ExitStack
 from dataclasses import replace

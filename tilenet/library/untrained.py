@@ -1,4 +1,4 @@
-"""A checkpoint of a module that no run has trained, of which maps are made."""
+"""A checkpoint of a module that no run has trained, to make maps with."""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def save_untrained(
     """Write a checkpoint of the network, as of a run that made no step.
 
     Args:
-        classes: Their names; None: their numbers.
+        classes: Names of the classes; None: their numbers.
         statistics: Mean and std per band; None: 0 and 1.
 
     Raises:

@@ -52,7 +52,7 @@ def train(
         The exit code: 0 done, 75 stopped on a signal: with a checkpoint, or before the first step.
 
     Raises:
-        AgreedError: On all ranks, if any rank refuses something before the first step.
+        AgreedError: On all ranks, if any rank refuses a key or a file before the first step.
         TilenetError: On one rank, if a file cannot be read later.
     """
     comm = world() if comm is None else comm
@@ -73,7 +73,7 @@ def _train(
     resume: bool,
     overwrite: bool,
 ) -> int:
-    """As `train`.
+    """Do the work of `train`, which handles a stop before the first step.
 
     Raises:
         StopAgreed: On all ranks, if one was asked to stop before the first step.

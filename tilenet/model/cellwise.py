@@ -120,7 +120,7 @@ def cellwise_layer(layer: Cellwise) -> nn.Module:
 
 
 def hold_weights(module: nn.Module, layer: Cellwise | Conv) -> None:
-    """Register the weights of which a layer computes."""
+    """Register the weights that a layer computes with."""
     for name, shape, trained in layer.weights:
         values = torch.zeros(shape)
         if trained:
@@ -130,10 +130,10 @@ def hold_weights(module: nn.Module, layer: Cellwise | Conv) -> None:
 
 
 def kernel_of(layer: Conv, module: nn.Module, like: Tensor) -> Tensor:
-    """The kernel of a convolution, of the weights that a module holds for it.
+    """Return the kernel of a convolution, computed from the weights that a module holds for it.
 
     Args:
-        like: Tensor whose dtype and device numbers have where there are no weights.
+        like: Tensor with the dtype and the device of numbers where there are no weights.
     """
     if not layer.steps:
         kernel: Tensor = module.get_parameter("weight")
@@ -216,7 +216,7 @@ def _is_view(layer: Cellwise) -> bool:
 
 @lru_cache(maxsize=4096)
 def _last_uses(layer: Cellwise | Conv) -> tuple[tuple[int, ...], ...]:
-    """For each step the results that no later step takes."""
+    """Return the results that each step is the last to take."""
     maps = len(layer.channels) + 1 if isinstance(layer, Cellwise) else 0
     first = maps + len(layer.weights)
     used: set[int] = set()
@@ -237,7 +237,7 @@ def _values_of(argument: Any) -> set[int]:
 
 
 class _Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operators whose results are as large as some map may be."""
+    """Runs operators, and refuses results that are larger than a map may be."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -1,4 +1,4 @@
-"""Which layers write their output over their input."""
+"""The layers that write their output over their input."""
 
 from tilenet.geometry.layers import Activation, Conv, Dropout, Join, Layer, Norm, TransposedConv
 
@@ -8,8 +8,8 @@ __all__ = ["in_place"]
 def in_place(layers: tuple[Layer, ...], index: int) -> bool:
     """Whether a layer writes its output over its input.
 
-    A rectifier does, whose backward needs its output only, where no other layer holds the input:
-    neither the layer before, for its own backward, nor a stash.
+    A rectifier does, since its backward needs its output only, where no other layer holds the
+    input: neither the layer before, for its own backward, nor a stash.
     """
     layer, before = layers[index], layers[index - 1] if index else None
     if not isinstance(layer, Activation):

@@ -1,4 +1,4 @@
-"""From pixels to what the network sees."""
+"""Turn pixels into the network's input."""
 
 from typing import Any
 

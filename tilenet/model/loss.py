@@ -44,7 +44,7 @@ def focal(
 ) -> Tensor:
     """The focal loss summed over pixels, Σ w·(1 − p)^γ·(−ln p) in float64; differentiable.
 
-    p is the probability of the pixel's label; what is sure already counts little, and γ = 0 is
+    p is the probability of the pixel's label; pixels with p near 1 count little, and γ = 0 is
     cross-entropy. Source: Lin et al., "Focal Loss for Dense Object Detection" (2017). Arguments as
     above.
     """

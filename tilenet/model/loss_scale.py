@@ -17,7 +17,7 @@ PATIENCE = 2000  # steps without overflow before the scale is doubled, as in tor
 
 @dataclass
 class LossScale:
-    """Factor of the loss before backward, by which gradients are divided after it.
+    """Factor that multiplies the loss before backward and divides gradients after it.
 
     A power of two, so that scaling rounds nothing. It changes alike on all ranks without messages:
     it depends on summed gradients, and a sum is infinite on all ranks or on none.
@@ -52,7 +52,7 @@ class LossScale:
         self.value, self.calm_steps = float(value), int(calm_steps)
 
     def overflowed(self) -> None:
-        """Halve the scale, after a step whose gradients were not finite and were thrown away.
+        """Halve the scale after a step that was thrown away, as its gradients were not finite.
 
         Raises:
             TilenetError: No scale is small enough.

@@ -153,7 +153,7 @@ class PaddedConv(nn.Conv2d):
 
 
 class ComputedConv(PaddedConv):
-    """A convolution whose kernel is computed of weights, or holds numbers that are not trained."""
+    """A convolution with a kernel computed from weights, or of numbers that are not trained."""
 
     def __init__(self, layer: Conv, *arguments: Any) -> None:
         check_kernel(layer)

@@ -1,4 +1,4 @@
-"""Build modules from layers, and only from them: what was planned is what runs.
+"""Build modules from layers, and only from them, so that the planned layers run.
 
 A network is a flat `nn.Sequential` with one module per layer, so that pipeline, memory model, halo
 walk and checkpoints all count the same layers. It does not know of ranks.
@@ -118,7 +118,7 @@ def network_to_score(layers: tuple[Layer, ...], network: Network) -> Network:
 
 
 def network_to_fill(layers: tuple[Layer, ...], dtype: torch.dtype = torch.float32) -> Network:
-    """The network on the CPU, whose weights are uninitialised memory, to be loaded."""
+    """Return the network on the CPU with weights in uninitialised memory, to be loaded."""
     network = _without_memory(layers)
     # Not `to_empty`, for which torch imports sympy: half a second at the start of each map.
     empty = {
@@ -139,7 +139,7 @@ def tie_weights(network: Network, shared: Iterable[Sequence[str]]) -> None:
 
 
 def _without_memory(layers: tuple[Layer, ...]) -> Network:
-    """On torch's meta device, where no weight is drawn."""
+    """Build the network on torch's meta device, without drawing weights."""
     mask_key = MaskKey(seed=0)  # nothing is dropped, or a key is set
     with torch.device("meta"):
         modules = [
@@ -272,10 +272,10 @@ def check_weight_count(
     """Refuse layers that need more weights than there are, before anything is allocated for them.
 
     Args:
-        names: As for `load_weights`; layers may share a weight.
+        names: See `load_weights`; layers may share a weight.
 
     Raises:
-        TilenetError: Names both numbers.
+        TilenetError: The layers need more weights; the error names both numbers.
     """
     needed = sum(layer.num_parameters for layer in layers)
     used = [*weights]

@@ -26,7 +26,7 @@ class OpaqueModule(nn.Module):
     def __init__(self, module: nn.Module, mask_key: MaskKey) -> None:
         super().__init__()
         parts = list(module.modules())
-        # A module whose parts are all in evaluation mode counts as one in training.
+        # A module with all parts in evaluation mode counts as one in training.
         some_train = any(part.training for part in parts)
         self._fixed = [part for part in parts if some_train and not part.training]
         self._fixed += [p for p in parts if isinstance(p, nn.modules.batchnorm._BatchNorm)]
@@ -34,7 +34,7 @@ class OpaqueModule(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> "OpaqueModule":
-        """As `nn.Module.train`, except for submodules that stay in evaluation mode."""
+        """Set the mode as `nn.Module.train` does; some submodules stay in evaluation mode."""
         super().train(mode)
         for part in self._fixed:
             part.eval()
@@ -68,7 +68,7 @@ def first_map(output: Any) -> Tensor:
 
 
 def opaque_network(module: nn.Module, seed: int, precision: str) -> Network:
-    """The network whose only layer is the module, which is moved to the precision in place."""
+    """Build a network with the module as its only layer; the module is converted in place."""
     mask_key = MaskKey(seed=seed)
     network = Network([OpaqueModule(module, mask_key)], mask_key).to(parameter_dtype(precision))
     for parameter in network.parameters():

@@ -1,4 +1,4 @@
-"""Where the samples of a micro-batch come from, for masks of dropout and for halos."""
+"""The origin of a micro-batch's samples, for masks of dropout and for halos."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ __all__ = ["Origin", "OriginTracker", "origin_under_way"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the samples of a micro-batch come from.
+    """The images and tiles of a micro-batch's samples.
 
     Attributes:
         images: The number of each sample's image.

@@ -1,7 +1,7 @@
 """Enlarge a window of a map as the whole map would be enlarged.
 
-torch's `interpolate` takes what it is given for the whole map: with `align_corners` each place
-depends on the sizes of both maps, and so does each place of a map that was averaged to a few cells.
+torch's `interpolate` takes its input for the whole map: with `align_corners` each place depends on
+the sizes of both maps, and so does each place of a map that was averaged to a few cells.
 Here places are computed from the whole maps' sizes, for any window of them.
 """
 
@@ -15,7 +15,7 @@ __all__ = ["AxisPlace", "resampled"]
 
 @dataclass(frozen=True)
 class AxisPlace:
-    """Where a window and its enlargement lie along an axis, in cells of the whole maps.
+    """The places of a window and its enlargement along an axis, in cells of the whole maps.
 
     Attributes:
         first: First cell of the window.
@@ -33,14 +33,14 @@ class AxisPlace:
 
 
 def resampled(x: Tensor, rows: AxisPlace, cols: AxisPlace, mode: str, *, corners: bool) -> Tensor:
-    """A window of the enlarged map, (B, C, rows.out_count, cols.out_count).
+    """Return a window of the enlarged map, (B, C, rows.out_count, cols.out_count).
 
     Cells outside of the window (B, C, H, W) are taken to be its outermost ones, as torch has it at
     the map's edges; inside of the map the window has to reach far enough.
 
     Args:
         mode: `nearest` or `bilinear`.
-        corners: With bilinear: whether the middles of outermost cells lie on one another.
+        corners: Whether the middles of outermost cells lie on one another (bilinear alone).
     """
     for dim, place in ((2, rows), (3, cols)):
         x = _along(x, dim, place, mode, corners=corners)

@@ -71,7 +71,7 @@ def _concatenated(layer: Join, x: Tensor, maps: list[Tensor]) -> Tensor:
 class _Take(torch.autograd.Function):
     """A map in another's place, which backward passes through with no gradient.
 
-    torchgpipe hangs what it hands on to other partitions on the map that is left here.
+    torchgpipe attaches the maps for other partitions to the map that is left here.
     """
 
     @staticmethod
@@ -125,7 +125,7 @@ class ExpandMap(nn.Module):
 # Functions instead of decorators: names are those of the network's maps, and mypy does not follow
 # decorators that change a class (mypy#3135).
 def stash_layer(layer: Stash) -> nn.Module:
-    """A stash whose map the layer that takes this name receives."""
+    """Build a stash; the layer that takes its name receives its map."""
     module: nn.Module = skippable(stash=[layer.name])(StashMap)(layer.name, sizes=layer.sizes)
     return module
 
