@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 VALUE_SCORES = "rmse", "mae", "bias", "r2"
-SMALLEST = "loss", "rmse", "mae"  # scores of which the smallest value is the best
+SMALLEST = "loss", "rmse", "mae"  # scores with the smallest value as the best
 
 SMALL_SPAN = 1024  # a table of all pairs of so many values takes 8 MB
 

@@ -1,4 +1,4 @@
-"""Which classes are found, and what they are taken for, at the best and the last validation."""
+"""Scores and confusions of the classes at the best and the last validation."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a run learned: loss, learning rate and validation scores over steps, and overfitting."""
+"""Curves of a run: loss, learning rate and validation scores over steps, and overfitting."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def learning(view: RunView) -> Section:
 
 
 def validation(view: RunView) -> Section:
-    """Scores on what training did not see."""
+    """Return the section with scores on pixels that training did not see."""
     table = view.validation
     lines = []
     if table is not None:
@@ -71,19 +71,19 @@ def validation(view: RunView) -> Section:
     return {"charts": [curves(lines, alt, "score", mark)], "notes": [best] * bool(best)}
 
 
-AROUND = 3  # validations whose median is compared, at the lowest and at the end
+AROUND = 3  # validations in the medians that are compared, at the lowest and at the end
 RISES = 1.05  # least ratio of the end to the lowest
 CHANGES = 3  # least rise, in usual changes from one validation to the next
 
 
 def overfitting(view: RunView) -> str | None:
-    """What to say where the validation loss rises while the training loss falls; else None.
+    """Return a sentence where the validation loss rises while the training loss falls; else None.
 
     It rises if at least three validations follow the lowest one, and the median of the last three
     lies above the median of the three at the lowest: by 5 % or more, and by more than three times
-    what one validation since usually differs from the next. The training loss falls if the median
-    of the last steps lies below that of as many steps up to the lowest validation: half as many as
-    were made since.
+    the usual difference of one validation since from the next. The training loss falls if the
+    median of the last steps lies below that of as many steps up to the lowest validation: half as
+    many as were made since.
     """
     history, validation = view.history, view.validation
     if history is None or validation is None:

@@ -29,7 +29,7 @@ __all__ = ["NO_CLASS", "SmallMaps", "computed_maps", "finished_maps"]
 MOST_PX = 512  # of a place's side
 BUDGET_BYTES = 256 << 20  # of feature maps, as predict takes on a CPU
 MOST_COLLAR_PX = 64 << 20  # of images that are read as a whole to find their collar
-MOST_LOOKS = 48  # windows whose labels are looked at
+MOST_LOOKS = 48  # windows of labels that are read
 MOST_MAP_LOOKS = 400  # of a finished map, which costs no computing
 NO_CLASS = -1
 
@@ -73,7 +73,7 @@ def finished_maps(mapped: Raster, image: Raster) -> SmallMaps:
 
 
 def computed_maps(view: RunView, image: Raster, blocks: Sequence[Window]) -> SmallMaps:
-    """What the network of a run's newest checkpoint makes of an image, on this process alone.
+    """Map windows of an image with a run's newest checkpoint, on this process alone.
 
     Args:
         view: The run.

@@ -19,7 +19,7 @@ from tilenet.training.folder.files import REPORT
 
 __all__ = ["page", "try_report", "write_report"]
 
-# What code raises that finds a number, a list or a text in a file where it expects another type.
+# Errors of code that finds a number, a list or a text in a file where it expects another type.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 

@@ -71,7 +71,7 @@ def overlaid(
         picture: The image.
         labels: (H, W).
         painted: (H, W); where they are painted. Labels there are 0 or more.
-        opacity: 0: the picture as it is; 1: labels hide it.
+        opacity: 0: labels are invisible; 1: labels hide the picture.
     """
     visible = np.where(painted, labels, -1)
     colours, share = class_picture(visible, max(0, int(visible.max())) + 1), opacity * painted
@@ -82,7 +82,7 @@ def overlaid(
 def error_picture(
     labels: NDArray[np.int64], predicted: NDArray[np.int64], ignore: int
 ) -> NDArray[np.uint8]:
-    """Where a map differs from labels (3, H, W); white where nothing is labelled."""
+    """Draw the differences of a map from labels, (3, H, W); white where nothing is labelled."""
     counts = (labels != ignore) & (predicted >= 0)
     picture = np.full((3, *labels.shape), 255, np.uint8)
     for colour, where in ((RIGHT, labels == predicted), (WRONG, labels != predicted)):

@@ -81,7 +81,7 @@ def _legend(run: RunFile) -> list[tuple[str, str]]:
 
 
 def _computed(view: RunView, run: RunFile, stack: ExitStack) -> tuple[str, Scene]:
-    """Maps that the network makes: of what was held out, where something was."""
+    """Compute maps with the run's network, of held-out pixels where there are any."""
     keys, whence = run.validation, "of an image that was held out:"
     files = (keys.image_paths or run.image_paths)[0], (keys.label_paths or run.label_paths)[0]
     blocks: list[Window] = []
@@ -96,7 +96,7 @@ def _computed(view: RunView, run: RunFile, stack: ExitStack) -> tuple[str, Scene
 
 
 def _finished(view: RunView, run: RunFile, map_path: str, stack: ExitStack) -> Scene:
-    """The first image, or part of it that the run is about, on whose grid a finished map lies."""
+    """Return the first image, or the run's part of it, with the grid of the finished map."""
     keys = run.validation
     files = [*zip(keys.image_paths, keys.label_paths, strict=True)]
     files += zip(run.image_paths, run.label_paths, strict=True)

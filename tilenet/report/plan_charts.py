@@ -1,4 +1,4 @@
-"""Charts of a plan as files: when each partition computes what, and the bytes of levels."""
+"""Charts of a plan as files: the timeline of the partitions, and the bytes of levels."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,13 +80,13 @@ def plot_timeline(timeline: "Timeline", path: Path, title: str = "") -> None:
 def plot_level_bytes(
     encoder: Sequence[float], decoder: Sequence[float], path: Path, title: str = ""
 ) -> None:
-    """Draw what the levels take: encoder and decoder on one another, and in network order.
+    """Draw the bytes of the levels: encoder and decoder on one another, and in network order.
 
     Args:
         encoder: Bytes of the encoder at each level, the full resolution first.
         decoder: Bytes of the decoder at the same levels; it may lack the lowest ones.
         path: The picture; its ending chooses the format.
-        title: Above both panels.
+        title: Title above both panels.
 
     Raises:
         TilenetError: matplotlib is missing, or the picture cannot be written.

@@ -1,4 +1,4 @@
-"""What a run's folder holds, read for its report; whatever is missing or broken is None."""
+"""Read a run's folder for its report; whatever is missing or broken is None."""
 
 import os
 from dataclasses import dataclass
@@ -113,7 +113,7 @@ class RunView:
 
     @property
     def score(self) -> str:
-        """Name of the score by which the best validation is chosen."""
+        """Name of the score that chooses the best validation."""
         return "mean_iou" if self.run is None else self.run.score
 
     def path_of(self, path: str) -> str:

@@ -40,7 +40,7 @@ def write_aside(text: str, path: Path, what: str, *, executable: bool = False) -
     """Write a text and a line end to a file, atomically.
 
     Args:
-        what: What the text is, for the error, such as `a plan`.
+        what: Name of the text's kind for the error, such as `a plan`.
         executable: Whether all users may run the file.
 
     Raises:

@@ -46,7 +46,7 @@ MALFORMED = (ValueError, TypeError, OverflowError, RecursionError, RuntimeError)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
         weights: The network's weights, by name.
@@ -118,7 +118,7 @@ def _write(folder: Path, tensors: dict[str, dict[str, Tensor]], texts: dict[str,
     for name, text in texts.items():
         (folder / name).write_text(text)
     files = [folder / name for name in FILES]
-    # Before they are synced: of what was written, not of what a failing disk gives back.
+    # Before they are synced: of the written bytes, not of bytes that a failing disk gives back.
     (folder / CHECKSUMS).write_text(checksums_text(files))
     for file in (*files, folder / CHECKSUMS):
         # safetensors keeps its files to the owner; the run's other files follow the umask
@@ -200,12 +200,12 @@ def link(run: Path, name: str, checkpoint: Path) -> None:
 
 
 def _aside(run: Path, name: str) -> Path:
-    """Where a link is made, before it takes its name."""
+    """Return the path at which a link is made, before it takes its name."""
     return run / f".{name}.part"
 
 
 def _clear_left(run: Path) -> None:
-    """Delete what a run that was killed left half written or half deleted."""
+    """Delete files that a killed run left half written or half deleted."""
     for left in (run / "checkpoints").glob(".step-*.part"):
         shutil.rmtree(left, ignore_errors=True)
     for name in ("last", "best"):
@@ -216,7 +216,7 @@ def set_aside(run: Path, broken: list[Path], whole: Path) -> None:
     """Give broken checkpoints other names, after `last` names the whole one. None is deleted.
 
     So they neither count among the newest that are kept nor stand in the way of a step's next save.
-    What a killed run left half written or half deleted goes: there may be no next save.
+    Files that a killed run left half written or half deleted go: there may be no next save.
 
     Raises:
         TilenetError: The run's folder cannot be written.

@@ -23,13 +23,13 @@ def checksums_text(files: Iterable[Path]) -> str:
     """Contents of `checksums.json`: SHA-256 and bytes of files by name, read from them.
 
     Raises:
-        OSError: One cannot be read.
+        OSError: A file cannot be read.
     """
     return json.dumps({file.name: _sum(file) for file in files}, indent=1) + "\n"
 
 
 def wrong_file(folder: Path, names: Iterable[str]) -> str | None:
-    """What is wrong with the first of a checkpoint's files that differs; None: all are as written.
+    """Describe the first of a checkpoint's files that differs; None: all are as written.
 
     Without `checksums.json`, in a folder made by hand, files need only be there.
     """

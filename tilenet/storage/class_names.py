@@ -1,4 +1,4 @@
-"""Which names of classes maps, tables and pages can hold, and the names that a map holds."""
+"""Names of classes: the names that maps, tables and pages can hold, and the names in a map."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -30,7 +30,7 @@ class Lock:
 
     Args:
         path: Path of the lock file, in the folder that is written.
-        what: Name of what it protects, for errors: `the run's folder out`.
+        what: Name of the protected folder or file, for errors: `the run's folder out`.
 
     Raises:
         TilenetError: Another job holds it, or the file cannot be written.
@@ -157,7 +157,7 @@ def _lives(record: dict[str, Any]) -> bool:
 
 
 def _started(process: int) -> str | None:
-    """When a process started, in ticks of the kernel; "": it has ended; None: it cannot be read."""
+    """Read a process's start in ticks of the kernel; "": it has ended; None: it cannot be read."""
     try:
         state, *more = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
@@ -175,7 +175,7 @@ def _kernel() -> str:
 
 
 def _owner(record: dict[str, Any]) -> str:
-    """Which process holds the lock, and since when, in words."""
+    """Describe the process that holds the lock, and since when it does, in words."""
     if not record:
         return "its lock file does not say which"
     job = f", job {record['job']}" if record.get("job") else ""

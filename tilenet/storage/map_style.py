@@ -1,4 +1,4 @@
-"""How QGIS shows a class map: a style file next to it, which QGIS reads as it opens the map."""
+"""The style of a class map in QGIS: a file next to the map, which QGIS reads as it opens it."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +14,7 @@ HEAD = "<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>\n"
 
 
 def style_text(names: Sequence[str], colours: Sequence[tuple[int, int, int, int]]) -> str:
-    """The style of a map whose values 0, 1, … are classes.
+    """Return the style of a map with classes as its values 0, 1, …
 
     Args:
         names: Names of the classes.

@@ -35,11 +35,11 @@ class NetworkRecord:
         nodata: Value of `nodata` in the run file.
         precision: Precision of the training run.
         epsilon_px: The paper's halo for this network.
-        band_names: For each band its name in the run file, None where that gave a number; None: it
-            gave numbers only.
+        band_names: Name of each band in the run file, None for a band given as a number; None: all
+            bands were given as numbers.
         names: Name in the user module of each weight of the layers, under which the checkpoint
             holds it; None: it holds the network's own names.
-        task: `classification`, or `regression`: `classes` names what is predicted.
+        task: `classification`, or `regression`: `classes` then names the predicted number.
         unit: Unit of a regression; None: not given.
     """
 
@@ -66,11 +66,11 @@ class NetworkRecord:
 
     @property
     def opaque(self) -> Opaque | None:
-        """The network's only layer, where it is a module as it is; None: a list of layers."""
+        """The network's only layer, where it is an opaque module; None: a list of layers."""
         return opaque_of(self.layers)
 
     def context(self) -> Context:
-        """What tiles the network needs."""
+        """Return the alignment and the context of the network's tiles."""
         return context_of(self.layers)
 
     def to_json(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _check(record: NetworkRecord) -> None:
 
 
 def _number(value: Any) -> float | None:
-    """A number as it is, or None.
+    """Return a number unchanged, or None.
 
     Raises:
         TypeError: It is something else.

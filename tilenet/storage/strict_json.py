@@ -1,4 +1,4 @@
-"""JSON whose objects have each key once: Python's reader takes the last of several silently."""
+"""JSON with each key of an object once: Python's reader takes the last of several silently."""
 
 import json
 from typing import Any

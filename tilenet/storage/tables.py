@@ -50,7 +50,7 @@ class History:
         path: Path of the file.
         steps_done: Rows of later steps are dropped: a run that goes on from a checkpoint repeats
             the steps that it had made since. Where the file has fewer columns, because an older
-            version began it, what is missing stays empty: it was not counted, which is not zero.
+            version began it, missing values stay empty: they were not counted, which is not zero.
         columns: Names of the columns, `step` first.
         of_steps: Rows of other steps are dropped, too; None: of none.
         whole: Whether there must be one row for each step from the first one's to `steps_done`.
@@ -140,7 +140,7 @@ class History:
 
 
 def _whole_lines(path: Path) -> tuple[str, bytes]:
-    """The lines of a table that have their end, and what is left of a row that was cut off.
+    """Return the complete lines of a table, and the rest of a row that was cut off.
 
     A number that lacks its last digits is a number, too, so that only the line's end tells.
     """
@@ -177,7 +177,7 @@ def _rows(
 def _check_whole(path: Path, rows: Sequence[Sequence[str]], steps_done: int) -> None:
     """Refuse a table that lacks steps or has one twice: two jobs wrote it, or it was edited.
 
-    It may begin at any step, for a run whose table was moved away begins another one.
+    It may begin at any step, for a run begins another table where its own was moved away.
     """
     steps = [*(int(row[0]) for row in rows), steps_done + 1]
     for step, following in pairwise(steps):
@@ -215,7 +215,7 @@ class RunTable:
         return None if values is None or np.isnan(values).all() else values
 
     def seconds(self, name: str) -> NDArray[np.float64]:
-        """A column of what adds up; zeros for what was not counted."""
+        """Return a column of numbers that add up, with zeros for numbers that were not counted."""
         values = self.columns.get(name)
         return np.zeros(len(self)) if values is None else np.nan_to_num(values)
 

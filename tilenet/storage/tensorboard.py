@@ -1,7 +1,7 @@
 """Scalars of a run for TensorBoard, in a folder next to its tables.
 
-By TensorBoard's record writer, and not by torch's SummaryWriter: that one writes in a thread, whose
-death by a full disk would end the rank.
+TensorBoard's record writer writes them, and not torch's SummaryWriter: that one writes in a thread
+that a full disk kills, which would end the rank.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ FOLDER = "tensorboard"
 class Scalars:
     """Writes `<run>/tensorboard`.
 
-    A run is not lost for it: what cannot be written after the first record is said once, and the
-    run goes on without.
+    A run is not lost for it: where a record after the first one cannot be written, that is said
+    once, and the run goes on without.
 
     Args:
         run: Folder of the run.

@@ -1,4 +1,4 @@
-"""Find a checkpoint whose files are whole, to resume a run from or to make a map with."""
+"""Find a checkpoint with whole files, to resume a run from or to make a map with."""
 
 import os
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ def newest_whole(run: Path) -> ResumePoint:
 
 
 def checked_checkpoint(path: Path) -> Path:
-    """As `find_checkpoint`, after comparing the files of the network with their checksums.
+    """Find a checkpoint as `find_checkpoint` does, and compare its network with the checksums.
 
     An older one never takes its place: a map made with other weights would look right.
 
