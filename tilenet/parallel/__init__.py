@@ -1,1 +1,1 @@
-"""What knows of ranks and devices."""
+"""All code that knows of ranks and devices."""

@@ -1,4 +1,4 @@
-"""How far ranks and tiles are from the network on the whole image: said by rank 0, or refused.
+"""Compare ranks and tiles with the network on the whole image: rank 0 reports, or all refuse.
 
 In float64 nothing but the order of sums differs. Elsewhere the same network on the whole image on
 one device differs from float64 by its own rounding, which says how far ranks may be.
@@ -34,15 +34,15 @@ __all__ = [
 # that up by 1/√ε, 300 times, and gradients pass them twice. A halo that is short by a pixel, or a
 # sum that a rank lacks, is off by 1e-6 and more.
 LIMITS = {"logits": 1e-9, "gradients": 1e-8}
-LEAST_LIMIT, TIMES_ROUNDING = 1e-4, 50.0  # in float32, whose kernels depend on the tile's size
+LEAST_LIMIT, TIMES_ROUNDING = 1e-4, 50.0  # in float32: its kernels depend on the tile's size
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far logits or gradients are from those of the whole image.
+    """The difference of logits or gradients from those of the whole image.
 
     Attributes:
-        what: `logits` or `gradients`.
+        what: The compared tensors: `logits` or `gradients`.
         apart: Largest difference, relative to the largest value.
         rounding: The same difference for one device in the same precision; None in float64.
         own: The same difference of the network itself, for an image that differs by rounding; 0
@@ -82,7 +82,7 @@ def proof_precision(devices: Sequence[torch.device], comm: "MPI.Comm") -> str:
 def no_trace(devices: Sequence[torch.device]) -> Generator[None, None, None]:
     """Leave random states, clocks and the memory of devices as they were."""
     cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-    # TF32 rounds more than what many mistakes change.
+    # TF32's rounding is larger than the effect of many mistakes.
     with torch.random.fork_rng(devices=cuda), tf32_if_asked("float32"):
         yield
     EXCHANGING.take()
@@ -95,7 +95,7 @@ def check_rounding(differences: Sequence[Difference], how: str, off: str) -> Non
 
     Args:
         how: Ranks, mode and partitions, for people.
-        off: What turns the proof off.
+        off: Way to turn the proof off, in words.
 
     Raises:
         AgreedError: A difference is more than rounding.

@@ -1,7 +1,7 @@
-"""A convolution on a rank's own window, whose halo comes from the neighbours meanwhile.
+"""A convolution on a rank's own window while the halo comes from the neighbours.
 
-A convolution is linear, so it is the sum of what own cells give, with zeros around them, and of
-what the halo gives, which reaches only the outermost cells of the output. So nothing is copied into
+A convolution is linear, so it is the sum of the convolutions of own cells, with zeros around them,
+and of the halo, which reaches only the outermost cells of the output. So nothing is copied into
 a larger map: the own window is saved for backward where it stands, as without ranks, and the
 interior is computed while the halo travels. In backward the halo's gradients leave first and travel
 while the interior's are computed.
@@ -213,7 +213,7 @@ def _fill(strip: _Strip, arrived: list[tuple[Window, Tensor]], like: Tensor) -> 
 def _collect(
     takes: tuple[tuple[int, Window], ...], strips: list[_Strip], strip_gradients: list[Tensor]
 ) -> Parts:
-    """The gradients of the windows that were taken, cut out of those of the strips."""
+    """Cut the gradients of the received windows out of the gradients of the strips."""
     halo_gradients = []
     for rank, window in takes:
         for strip, gradient in zip(strips, strip_gradients, strict=True):

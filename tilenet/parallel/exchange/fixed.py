@@ -174,7 +174,7 @@ def moments_of(x: Tensor, own: Window) -> Moments:
         wide = channels.double()
         rough = wide.mean((2, 3), keepdim=True)
         wide = wide - rough
-        # What the mean's rounding left, which the squares are corrected for.
+        # The rest that the mean's rounding left; the squares are corrected for it.
         rest = wide.mean((2, 3), keepdim=True)
         means.append((rough + rest).flatten())
         squares.append((wide.square_().sum((2, 3), keepdim=True) - count * rest**2).flatten())
@@ -186,7 +186,7 @@ class FixedNorm(nn.Module):
     """Instance or group norm with given statistics, (1, C, H, W) in and out.
 
     Args:
-        plain: The module that it replaces, whose parameters it keeps under their names.
+        plain: The module that it replaces; it keeps the module's parameters and their names.
         layer: Description of that module.
         moments: Moments of the image's own cells, per channel.
     """

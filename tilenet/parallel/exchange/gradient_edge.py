@@ -1,4 +1,4 @@
-"""The edge of the graph at which the gradient of a tensor enters, as it is now."""
+"""The edge of the graph at which the gradient of a tensor's current value enters."""
 
 import torch
 from torch import Tensor

@@ -1,9 +1,9 @@
 """Halos of feature maps travel between the ranks of an image; in backward their gradients go back.
 
-Three layers: integers say who sends what (`geometry.ownership.LayerHalo`), a `HaloChannel`
-moves tensors, and `extend` is the autograd function: a rank's own window in, the window that a
-layer needs out. Its backward is the true adjoint: a rank sends the gradients of the cells that it
-took, and adds the gradients that it receives to those of the cells that it gave.
+Three layers: integers list the cells that ranks send each other (`geometry.ownership.LayerHalo`), a
+`HaloChannel` moves tensors, and `extend` is the autograd function: a rank's own window in, the
+window that a layer needs out. Its backward is the true adjoint: a rank sends the gradients of the
+cells that it took, and adds the gradients that it receives to those of the cells that it gave.
 
 All parts of a halo, corners included, travel in one phase: each is posted before the first is
 waited for, so that a layer can compute its interior meanwhile.
@@ -43,10 +43,10 @@ class HaloChannel:
     """Moves tensors between the ranks of an image, for the layers of one partition.
 
     Args:
-        comm: Of this partition alone, whose layers compute in a thread of their own, unless each
-            layer has its own tags. None: nothing is sent and zeros arrive, for planning on fake
-            tensors and as a benchmark's upper bound.
-        device_mpi: Hand device memory to MPI as it is, instead of staging it through pinned memory.
+        comm: Communicator of this partition alone, since partitions compute in threads of their
+            own, unless each layer has its own tags. None: nothing is sent and zeros arrive, for
+            planning on fake tensors and as a benchmark's upper bound.
+        device_mpi: Hand device memory to MPI directly, instead of staging it through pinned memory.
 
     Attributes:
         messages: Number of messages sent so far.
@@ -67,8 +67,8 @@ class HaloChannel:
         Args:
             gives: Tensors to send, each with its receiver.
             takes: Shapes of the tensors to receive, each with its sender.
-            like: A tensor with the dtype and the device of those to receive.
-            tag: The same on both sides, and of no other layer and micro-batch under way.
+            like: A tensor with the dtype and the device of the tensors to receive.
+            tag: Tag, the same on both sides, that no other layer or micro-batch under way uses.
         """
         if self.comm is None or not (gives or takes):
             return Pending([like.new_zeros(shape) for _, shape in takes], [], [], like.device)
@@ -149,7 +149,7 @@ class HaloExchange:
 
 
 def part_of(x: Tensor, window: Window, row: int, col: int) -> Tensor:
-    """The cells of `window` in a map (B, C, H, W) whose first cell is (row, col)."""
+    """Return the cells of `window` from a map (B, C, H, W) with (row, col) as its first cell."""
     top, left = window.row - row, window.col - col
     return x[:, :, top : top + window.height, left : left + window.width]
 

@@ -37,7 +37,7 @@ TAG_LAYERS, TAG_MICRO_BATCHES, TAG_WAYS = 256, 64, 2
 
 
 class SpatialContext:
-    """Grids, shares and communicators by which the layers of a rank's network exchange halos.
+    """Grids, shares and communicators for the halos that a rank's layers exchange.
 
     Args:
         layers: The network's layers.
@@ -216,7 +216,7 @@ class SpatialConv(_Spatial):
 
 
 class SpatialPool(_Spatial):
-    """A maximum, whose border is −∞, or an average, whose border counts as zeros."""
+    """A maximum with a border of −∞, or an average with a border of zeros."""
 
     def __init__(self, module: nn.Module, index: int, spatial: Halos, layer: Pool) -> None:
         super().__init__(module, index, spatial)
@@ -278,7 +278,7 @@ class AnyTransposedConv(_Spatial):
             out.width,
         ):
             return F.conv_transpose2d(extended, self.weight, self.bias, stride, groups=groups)
-        # The full output of these cells, of which the own cells are cut out. Some of these may lie
+        # The full output of these cells; the own cells are cut out of it. Some of these may lie
         # beyond it: those of output_padding, and with a kernel narrower than the stride others.
         large = F.conv_transpose2d(extended, self.weight, None, stride, groups=groups)
         above, before = max(-top, 0), max(-left, 0)

@@ -1,4 +1,4 @@
-"""A network whose layers exchange data between ranks, built from a plain network."""
+"""A network with layers that exchange data between ranks, built from a plain network."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +24,7 @@ class SpatialNetwork(Network):
     """A network over the ranks of an image; its parameters keep their names.
 
     Attributes:
-        spatial: What its layers know of other ranks.
+        spatial: Grids, shares and communicators of its layers.
     """
 
     def __init__(self, modules: list[nn.Module], network: Network, spatial: SpatialContext) -> None:
@@ -64,11 +64,11 @@ def spatial_network(
     *,
     device_mpi: bool = False,
 ) -> SpatialNetwork:
-    """The same network with layers that exchange data between ranks where needed. Collective.
+    """Replace layers by ones that exchange data between ranks where needed. Collective.
 
     Args:
-        network: Its parameters are shared, its other modules taken over.
-        layers: Layers that `network` was built of.
+        network: The plain network; its parameters are shared, its other modules taken over.
+        layers: Layers that `network` was built from.
         balance: Layers per partition.
         halo_mode: With `exchange` all layers get the cells around own ones from the neighbours;
             with `overlap` only norms over the whole image sum over ranks.

@@ -1,4 +1,4 @@
-"""Normalisation whose statistics are those of the whole image, or of all images of a step.
+"""Normalisation with statistics of the whole image, or of all images of a step.
 
 Forward sums run over own cells of the extended image: each cell once. In backward the statistics'
 gradients are sums over all cells that a rank has computed, its halo included, since each of them
@@ -51,8 +51,8 @@ class WholeImageNorm(nn.Module):
     """Instance, group or batch norm over all ranks, (B, C, H, W) in and out. Collective.
 
     Args:
-        plain: The module that it replaces, whose parameters and running statistics it keeps under
-            their names.
+        plain: The module that it replaces; it keeps the module's parameters and running statistics
+            under their names.
         layer: Instance and group norm take the statistics of each image; batch norm those of all
             images of the micro-batch, on all ranks of `comm`.
         cells: Returns the own cells of the micro-batch that the thread computes.
@@ -118,7 +118,7 @@ class _Call:
 
     Attributes:
         cells: Number of cells of a channel or group of each image on this rank, (images, 1).
-        count: Number of those on all ranks, (images, 1).
+        count: Number of these cells on all ranks, (images, 1).
     """
 
     count: Tensor
@@ -216,7 +216,7 @@ class _Normalise(torch.autograd.Function):
         rough = (added[:, :-1] / call.count).to(wide)
         shift = call.spread(rough)[..., None, None]
         centred = x - shift
-        # What the mean's rounding left: it is not the mean of these numbers to the last digit.
+        # The rest that the mean's rounding left: it is not the exact mean of these numbers.
         own = call.own(centred)
         rest, spread = (call.add(call.fold(_sum(own, wide), _squares(own))) / call.count).unbind()
         call.variance = torch.addcmul(spread, rest, rest, value=-1).clamp_(min=0)

@@ -45,13 +45,13 @@ class KeptSums(Protocol):
     """Storage of sums for a run that is resumed later. Collective."""
 
     def sums(self, layer: int) -> tuple[int, Values | None]:
-        """The number of leading tiles whose sums are known, and these sums."""
+        """Return the number of leading tiles with known sums, and these sums."""
 
     def sums_done(self, layer: int, tiles: int, values: Values) -> None:
         """Store the sums of all tiles so far, after a round; raise `StopAgreed` on request."""
 
     def round_done(self) -> None:
-        """End a round of which nothing is stored; raise `StopAgreed` on request."""
+        """End a round without storing anything; raise `StopAgreed` on request."""
 
 
 class StatisticPasses:
@@ -60,8 +60,8 @@ class StatisticPasses:
     Args:
         balance: Layers per partition.
         devices: One device per partition.
-        precision: Precision of the arithmetic, as for `Pipe`.
-        reads: Reads the network's input for windows.
+        precision: Precision of the arithmetic, see `Pipe`.
+        reads: Function that reads the network's input for windows.
         brief: Whether progress is shown only if it takes long.
     """
 
@@ -86,16 +86,16 @@ class StatisticPasses:
         watchdog: Watchdog,
         kept_sums: KeptSums | None = None,
     ) -> Network:
-        """The same network with fixed statistics.
+        """Return the same network with fixed statistics.
 
         Args:
-            network: In evaluation mode.
+            network: The network, in evaluation mode.
             passes: Numbers of the layers that need the whole image in the order in which they run,
                 and for each the tiles, with a halo that suffices for the layers before it.
-            kept_sums: Gives the sums of an interrupted run and stores new ones.
+            kept_sums: Storage of the sums of an interrupted run, and of new ones.
 
         Raises:
-            AgreedError: On all ranks, for a file that one of them cannot read.
+            AgreedError: On all ranks: one of them cannot read a file.
         """
         fixed = Network(list(network), network.mask_key).eval()
         num_tiles = sum(len(t.tiles) for _, t in passes)
@@ -176,7 +176,7 @@ def _gathered(
 
 
 def _own_cells(layers: tuple[Layer, ...], index: int, tiling: Tiling) -> list[AveragedOver]:
-    """For each tile the cells of the layer's input that it owns, and their place in the map."""
+    """Return the cells of the layer's input that each tile owns, and their place in the map."""
     rows, cols = (axis[index] for axis in tiling_shares(layers, tiling))
     averaged = []
     for number in range(len(tiling.tiles)):

@@ -1,8 +1,8 @@
-"""Layers that must know where on the whole map their own map lies, in both halo modes.
+"""Layers that must know the place of their own map on the whole map, in both halo modes.
 
 These are averages of the whole image, layers that enlarge them again, other sizes with
-`align_corners`, coordinates, and dropout of single cells, whose masks are those of the cells of
-the image. On the whole image alone, and without ranks, the plain modules do the same.
+`align_corners`, coordinates, and dropout of single cells, which takes its masks from the image's
+cells. On the whole image alone, and without ranks, the plain modules do the same.
 """
 
 from copy import copy

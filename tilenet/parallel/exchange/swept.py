@@ -68,9 +68,9 @@ class Columns:
     """The columns of each map that a rank holds, and the channel that brings those next to them.
 
     Attributes:
-        shares: How ranks share each layer's maps along columns.
+        shares: Shares of the ranks in each layer's maps along columns.
         number: The rank's place along columns.
-        channel: The channel to the ranks left and right, whose numbers in it are their places.
+        channel: The channel to the ranks left and right; a rank's number in it is its place.
     """
 
     shares: tuple[AxisShares, ...]
@@ -85,7 +85,7 @@ class Columns:
     def own(self) -> list[tuple[int, int]]:
         """The first own column and the end of them, for the image and for each layer's map.
 
-        They do not hold for whole maps, of which all ranks have all columns.
+        They do not hold for whole maps: all ranks have all their columns.
         """
         edges = [*(share.edges for share in self.shares), self.shares[-1].out_edges]
         return [(edge[self.number], edge[self.number + 1]) for edge in edges]
@@ -96,12 +96,12 @@ class KeptMaps:
     """Whole maps of an image, or of a rank's columns, that sweeps hand on to those after them.
 
     Attributes:
-        after: For a sweep to each layer the numbers of the maps that later sweeps need.
+        after: Numbers of the maps that later sweeps need, by the layer to which a sweep goes.
         maps: The maps, (B, C, H, W), by number.
         incomplete: The maps that the current sweep keeps, and how many of their rows are there.
         empty: A strip of the image without rows, (B, bands, 0, W), once a strip was fed.
-        read_rows: In backward the rows that the strip read of maps: number, first row, rows.
-        computed_rows: In backward the rows that it computed of kept maps: number, rows, and the
+        read_rows: In backward, the rows of maps that the strip read: number, first row, rows.
+        computed_rows: In backward, the rows of kept maps that it computed: number, rows, and the
             edge of the graph that their gradient enters.
     """
 
@@ -124,7 +124,7 @@ class KeptMaps:
         """Keep rows of a map of `num_rows` rows, from row `first` on."""
         if torch.is_grad_enabled():
             if part.requires_grad:
-                # The edge as it is now: layers may write over the rows.
+                # The current edge: layers may write over the rows.
                 rows = first, first + part.shape[2]
                 self.computed_rows.append((number, rows, edge_of(part)))
             return
@@ -137,7 +137,7 @@ class KeptMaps:
 
     @property
     def complete(self) -> dict[int, Tensor]:
-        """The maps of which the sweep has kept all rows."""
+        """Maps with all rows kept."""
         return {n: whole for n, (whole, stop) in self.incomplete.items() if stop == whole.shape[2]}
 
     def clear(self) -> None:
@@ -174,12 +174,12 @@ class Sweep:
 
     Args:
         layers: A network with *same* padding, or its first layers.
-        network: Of these layers, in evaluation mode, on one device; statistics of whole images are
-            given (`fixed.py`) or frozen.
+        network: Network of these layers, in evaluation mode, on one device; statistics of whole
+            images are given (`fixed.py`) or frozen.
         part: The part of the image.
         columns: The columns that this rank holds of the part, if other ranks hold the rest; then
             `feed` and `pass_strip` are collective. None if it holds all.
-        precision: As for `Pipe`.
+        precision: Precision of the arithmetic, see `Pipe`.
         compact: Whether rows of maps are dropped as soon as no later row needs them, at the price
             of copies.
         own: The consecutive layers that it computes, if others compute the rest; None for all.
@@ -328,7 +328,7 @@ class Sweep:
         self._whole = {}  # computed again in backward
 
     def pass_strip(self, strip: Tensor, plan: Strip, arrived: Iterable[MapRows] = ()) -> Tensor:
-        """As `feed`, for a strip of `strips` after those that led to the state.
+        """Compute a strip of `strips` as `feed` does, after the strips that led to the state.
 
         Args:
             arrived: The next rows of maps that its layers need and others compute.
@@ -465,7 +465,7 @@ class Sweep:
 
 
 def _inputs(layers: tuple[Layer, ...]) -> list[tuple[int, ...]]:
-    """For each layer the maps that it reads: its own input, then the stashed ones."""
+    """Return the maps that each layer reads: its own input, then the stashed ones."""
     stashed: dict[str, int] = {}
     inputs = []
     for number, layer in enumerate(layers):

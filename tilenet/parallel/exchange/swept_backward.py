@@ -3,8 +3,8 @@ first.
 
 Forward keeps no activations, just the state before each strip: the rows that it looks at. Backward
 computes each strip again from its state (Chen et al., "Training deep nets with sublinear memory
-cost", 2016), and hands the gradient of the state on to the strip before. What is measured of the
-last map, such as a loss, is measured strip by strip too, so that map is never whole in memory.
+cost", 2016), and hands the gradient of the state on to the strip before. A sum over the last map,
+such as a loss, is added up strip by strip too, so that map is never whole in memory.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,11 +60,11 @@ Make = Callable[[Inputs], tuple[Sweep, KeptMaps]]
 def swept_sum(
     image: Tensor, make: Make, measure: OfRows, inputs: Inputs, *, keeps_states: bool = True
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Sweep an image, and add up what is measured of the rows that strips complete.
+    """Sweep an image, and add up the measure of the rows that strips complete.
 
     Args:
         image: (1, bands, H, W); it gets no gradient.
-        make: Makes the sweep; called once more in backward.
+        make: Function that builds the sweep; called once more in backward.
         measure: Returns a strip's term of the sum; called once more in backward.
         inputs: The tensors that get gradients.
         keeps_states: Whether states are kept for backward; else backward sweeps once more for
@@ -237,7 +237,7 @@ def rows_of(image: Tensor, plan: Strip) -> Tensor:
 
 
 def as_leaves(state: State) -> tuple[State, list[Tensor]]:
-    """A copy of a state whose rows of maps are leaves of the graph, and these leaves."""
+    """Return a copy of a state with its rows of maps as leaves of the graph, and these leaves."""
     image, *maps = state
     fresh = [
         [(first, piece.detach().requires_grad_()) for first, piece in pieces] for pieces in maps
@@ -248,9 +248,9 @@ def as_leaves(state: State) -> tuple[State, list[Tensor]]:
 
 
 def _alone(gradient: Tensor | None) -> Tensor | None:
-    """A gradient without other memory, such as that of all rows of which it is a view.
+    """Return a gradient that holds no other memory, such as the rows around a view.
 
-    It is None for a map of which only places or comparisons were used.
+    It is None for a map if only its places or comparisons were used.
     """
     if gradient is None or gradient.untyped_storage().nbytes() <= gradient.nbytes:
         return gradient

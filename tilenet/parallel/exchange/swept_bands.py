@@ -42,8 +42,8 @@ class ImageSweep:
 
     Attributes:
         layers: The network's layers, or the first of them.
-        precision: As for `Pipe`.
-        reads: Reads the network's input for windows.
+        precision: Precision of the arithmetic, see `Pipe`.
+        reads: Function that reads the network's input for windows.
         columns: The columns that this rank holds, if ranks exchange halos; then each step is
             collective, and all ranks raise the error of one that cannot read.
         kept_maps: Maps that sweeps of the whole image hand on to later ones, if they do.
@@ -130,17 +130,17 @@ def sweep_statistics(
     *,
     brief: bool = False,
 ) -> Network:
-    """The same network with fixed statistics. Collective.
+    """Return the same network with fixed statistics. Collective.
 
     Args:
-        image: Its kept maps are those of the last pass afterwards.
-        network: In evaluation mode, on the device of `image.reads`.
-        passes: As for `StatisticPasses.run`.
-        kept_sums: Gives the sums of passes that an interrupted run finished; stores new ones.
+        image: Settings of the sweeps; afterwards it holds the kept maps of the last pass.
+        network: The network, in evaluation mode, on the device of `image.reads`.
+        passes: See `StatisticPasses.run`.
+        kept_sums: Storage of the sums of passes that an interrupted run finished, and of new ones.
         brief: Whether progress is shown only if it takes long.
 
     Raises:
-        AgreedError: On all ranks, for a file that one of them cannot read.
+        AgreedError: On all ranks: one of them cannot read a file.
     """
     fixed = Network(list(network), network.mask_key).eval()
     layers, maps = image.layers, image.kept_maps
@@ -185,7 +185,7 @@ def _tile_values(
     whole, statistic = (rows.cells, cols.cells), statistic_of(image.layers[index])
     for band in share:
         owns = [_own(rows, cols, divmod(number, tiling.grid[1])) for number in band.tiles]
-        # If columns exchange halos, all ranks sweep the rows of which any of them has cells.
+        # If columns exchange halos, all ranks sweep every row in which any of them has cells.
         some = [own for own in owns if own.height and (own.width or image.columns is not None)]
         maps = sweep_band(image.before(index), prefix, tiling, band, some, blank=True)
         with closing(maps):

@@ -53,7 +53,7 @@ Make = Callable[[], Sequence[SweptLayers]]
 
 
 def turns(num_strips: int, behind: int) -> Iterator[tuple[int | None, int | None]]:
-    """For each turn of a partition the strip that it begins, and then the one that it ends.
+    """Yield, for each turn of a partition, the strip that it begins, then the strip that it ends.
 
     Strips are counted in the order in which they are computed. A strip ends when the partitions
     after this one have ended it: in backward with its gradients.
@@ -66,12 +66,12 @@ def turns(num_strips: int, behind: int) -> Iterator[tuple[int | None, int | None
 
 
 def idle_share(num_strips: int, num_partitions: int) -> float:
-    """Share of the time in which a partition waits, if all need the same time for a strip."""
+    """Return the share of time that a partition waits, if all take the same time for a strip."""
     return (num_partitions - 1) / (num_strips + num_partitions - 1)
 
 
 def swept_over_partitions(image: Tensor, make: Make, measure: OfRows) -> Tensor:
-    """Sweep an image by several partitions, and add up what is measured of the rows they complete.
+    """Sweep an image by several partitions, and add up the measure of the rows they complete.
 
     Args:
         image: (1, bands, H, W); it gets no gradient.
@@ -172,8 +172,8 @@ class _Worker:
     Args:
         number: Number of the partition.
         parts: All partitions.
-        image: As for `swept_over_partitions`.
-        measure: As for `swept_over_partitions`.
+        image: The image, see `swept_over_partitions`.
+        measure: Measure of rows, see `swept_over_partitions`.
         posts: Messages from one partition to another, by their numbers.
     """
 
@@ -195,7 +195,7 @@ class _Worker:
         self.reads = [{map_ for n in part.sweep.own for map_ in readers[n]} for part in parts]
 
     def forward(self, states: list[State] | None) -> None:
-        """Compute all strips; the last partition adds up what is measured.
+        """Compute all strips; the last partition adds up the measure.
 
         Args:
             states: Gets the state before each strip; None if states are not kept.
@@ -308,7 +308,7 @@ class _Worker:
         return edges
 
     def _send_all(self, messages: dict[int, list[Any]]) -> None:
-        """Send messages, of which nothing is held here: what others answer may come at once."""
+        """Send messages, and hold none of their tensors: answers may come at once."""
         for other in list(messages):
             self._send(other, messages.pop(other))
 

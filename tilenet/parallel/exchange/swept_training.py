@@ -43,16 +43,16 @@ Measure = Callable[[Tensor, Window], Tensor]
 
 
 class SweptPipe:
-    """A network whose tiles are swept; in the place of a `Pipe`.
+    """A network that sweeps its tiles, in place of a `Pipe`.
 
     Args:
-        network: Keeps its parameters and their names; they are moved to the devices.
+        network: The network; it keeps its parameters and their names, moved to the devices.
         layers: The network's layers.
         devices: One device per partition; they may repeat.
-        precision: As for `Pipe`.
-        sweeps: Returns how a tile of so many rows and columns is swept.
-        channel: The channel to the ranks of an image, each of which holds columns of it if tiles
-            have no halo.
+        precision: Precision of the arithmetic, see `Pipe`.
+        sweeps: Function that returns the sweeps of a tile with so many rows and columns.
+        channel: The channel to the ranks of an image; each holds columns of it if tiles have no
+            halo.
         balance: Layers per partition, if there are several; the layers need no averages then.
 
     Raises:
@@ -79,23 +79,23 @@ class SweptPipe:
         self.layers, self.precision, self.sweeps, self.channel = layers, precision, sweeps, channel
 
     def passes(self, micro_batches: int) -> int:
-        """How often one backward adds to each parameter's gradient."""
+        """Return how many times one backward adds to each parameter's gradient."""
         return 1
 
     def idle_share(self, tile: Window) -> float:
-        """Share of the time in which a partition waits for strips of such a tile."""
+        """Return the share of time that a partition waits for strips of such a tile."""
         edges = self.sweeps(tile.height, tile.width).edges
         return idle_share(sum(1 for _ in sweep(self.layers, edges)), len(self.parts))
 
     def __call__(self, image: Tensor, origin: Origin, measure: Measure) -> Tensor:
-        """Sweep a tile, and add up what is measured on the pixels that it owns.
+        """Sweep a tile, and add up the measure of the pixels that it owns.
 
         Collective over the ranks of an image if they hold columns of it, as is backward.
 
         Args:
             image: The pixels that the tile reads, (1, bands, H, W).
-            origin: Says which tile it is.
-            measure: Called for the own pixels of each strip, and once more in backward.
+            origin: Image and number of the tile.
+            measure: Measure, called for the own pixels of each strip, and once more in backward.
         """
         part = _Part(self, upload(image, self.devices[0]), origin)
         averages: dict[int, Tensor] = {}
@@ -138,7 +138,7 @@ class _Part:
     def sweep(
         self, stop: int, averages: dict[int, Tensor], measure: OfRows, *, keeps_states: bool = True
     ) -> Tensor:
-        """Sweep the first `stop` layers, and add up what is measured of their map.
+        """Sweep the first `stop` layers, and add up the measure of their map.
 
         Args:
             averages: Averages of the whole image, by the numbers of the layers that need them.
@@ -176,7 +176,7 @@ class _Part:
         return total
 
     def sweep_over(self, measure: OfRows) -> Tensor:
-        """Sweep all layers over partitions, and add up what is measured of the last map."""
+        """Sweep all layers over partitions, and add up the measure of the last map."""
         pipe, network, columns = self.pipe, self.pipe.network, self.columns
         part = SweptPart(self.size, self.plan.edges, None if columns else self.tile.read)
 

@@ -1,4 +1,4 @@
-"""Averages over the whole image, whose tiles lie on several ranks.
+"""Averages over the whole image when its tiles lie on several ranks.
 
 Each rank sums over its own cells, and the sums are added over the ranks of the image, so that all
 have the same whole map. The layers after it are computed on every rank, and a rank's gradient is

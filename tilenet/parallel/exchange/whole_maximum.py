@@ -1,4 +1,4 @@
-"""The largest value of the whole image, whose tiles lie on several ranks.
+"""The largest value of the whole image when its tiles lie on several ranks.
 
 Each rank takes the largest value of its own cells, and then the largest over the ranks. Of equal
 cells the first of the whole map gets the gradient, row by row, as in torch.

@@ -3,8 +3,8 @@
 GPipe computes all micro-batches of a mini-batch forward, takes the loss of all, and goes back: the
 pipeline drains after each mini-batch, and a mini-batch is as large as memory allows. Here a
 micro-batch goes back as soon as its own loss is known, while those behind it still go forward. So a
-partition holds what the partitions after it have under way, however many micro-batches a step has,
-and waits at the step's ends alone.
+partition holds only the micro-batches that the partitions after it have under way, however many a
+step has, and waits at the step's ends alone.
 
 Each partition works in a thread of its own. It begins micro-batches until it holds as many as it
 may, then ends the oldest before it begins another. Maps go to the partitions that take them as soon
@@ -55,12 +55,12 @@ ENDED = object()  # sent in place of a message
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What goes in.
+    """A micro-batch to train on.
 
     Attributes:
-        image: (B, bands, H, W), anywhere.
-        origin: Where its samples come from.
-        number: Its number, which the measure is told.
+        image: (B, bands, H, W), on any device.
+        origin: Images and tiles of its samples.
+        number: Number of the micro-batch, the first argument of the measure.
     """
 
     image: Tensor
@@ -74,11 +74,11 @@ Measure = Callable[[int, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Flow:
-    """What the partitions have in common.
+    """The settings that all partitions share.
 
     Attributes:
-        partitions: In order.
-        layout: Which skips go from which partition to which.
+        partitions: The partitions in order.
+        layout: Senders and receivers of the skips.
         most: Most micro-batches in the pipeline at once.
         recompute: Whether partitions but the last keep inputs alone, and compute again in backward.
     """
@@ -145,7 +145,7 @@ class _Ended(Exception):
 
 
 class _Skips(SkipTracker):  # type: ignore[misc]
-    """A micro-batch's skips in a partition, and where its samples come from."""
+    """A micro-batch's skips in a partition, and the origin of its samples."""
 
     def __init__(self, origin: Origin) -> None:
         super().__init__()
@@ -157,8 +157,8 @@ class _Begun:
     """A micro-batch that went forward through a partition, and waits for its gradients.
 
     Attributes:
-        number: Its number.
-        origin: Where its samples come from.
+        number: Number of the micro-batch.
+        origin: Images and tiles of its samples.
         arrived: Its maps from other partitions, by the sender; kept to compute it again.
         gradients: Theirs, which backward fills in.
         receivers: Partitions that its maps were sent to, in order.
@@ -222,7 +222,7 @@ class _Worker:
         )
 
     def _forward(self, begun: _Begun) -> None:
-        """Compute it and send its maps; keep what backward needs."""
+        """Compute a micro-batch and send its maps; keep the tensors that backward needs."""
         if self.recompute:
             arrived = {other: [*maps] for other, maps in begun.arrived.items()}
             with torch.no_grad():
@@ -244,9 +244,9 @@ class _Worker:
         return map_.detach().to(self.flow.partitions[other].device).requires_grad_(takes)
 
     def _compute(self, begun: _Begun) -> dict[int, Maps]:
-        """The maps that other partitions take, by the receiver; notes where backward begins.
+        """Return the maps that other partitions take, by the receiver; note backward's beginning.
 
-        What arrived is not held any more, but by the layers that need it for backward.
+        Maps that arrived are held no longer, except by layers that need them for backward.
         """
         skips = _Skips(begun.origin)
         for other in list(begun.arrived):
@@ -275,7 +275,7 @@ class _Worker:
         return sent
 
     def _backward(self, begun: _Begun) -> None:
-        """Take it back: add to the parameters' gradients, and send those of what arrived."""
+        """Take a micro-batch back: add parameters' gradients, and send those of arrived maps."""
         if self.recompute:
             with enable_recomputing():
                 self._compute(begun)
@@ -297,7 +297,7 @@ class _Worker:
         self._send(messages)
 
     def _send(self, messages: dict[int, Any]) -> None:
-        """Send messages, of which nothing is held here: what others answer may come at once."""
+        """Send messages, and hold none of their tensors: answers may come at once."""
         for other in list(messages):
             self.posts[self.number, other].put(messages.pop(other))
 
@@ -309,7 +309,7 @@ class _Worker:
 
 
 class _Leave(torch.autograd.Function):
-    """An empty tensor, whose backward is that of maps, with gradients from a list that it empties.
+    """An empty tensor that runs the backward of maps, with gradients from a list that it empties.
 
     torch.autograd.backward would hold all of the gradients that it is given to its end.
     """
@@ -327,7 +327,7 @@ class _Leave(torch.autograd.Function):
 
 
 class _Arrive(torch.autograd.Function):
-    """Hands on a map whose gradient goes to a list; the graph does not hold the map."""
+    """Hands on a map and puts its gradient into a list; the graph does not hold the map."""
 
     @staticmethod
     def forward(

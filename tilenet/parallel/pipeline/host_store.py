@@ -1,9 +1,9 @@
 """Maps that live long in a pipeline wait on the host, from a micro-batch's forward to its backward.
 
 Under checkpointing these are the inputs of partitions and the skips between them: m of each, one
-per micro-batch, while of all else only one micro-batch's is there. Away from the device, they leave
-a peak that hardly depends on m. Saved-tensor hooks around layers see neither: what a checkpoint
-computes is not saved, and torchgpipe's skips are hidden from autograd.
+per micro-batch, while all other tensors exist for one micro-batch only. Away from the device, they
+leave a peak that hardly depends on m. Saved-tensor hooks around layers see neither: tensors inside
+a checkpoint are not saved, and torchgpipe's skips are hidden from autograd.
 """
 
 import weakref
@@ -19,7 +19,7 @@ __all__ = ["HostStore", "Store", "Stored"]
 
 
 class Store(ABC):
-    """Storage in which a partition's maps wait."""
+    """Storage for maps of a partition that wait."""
 
     @abstractmethod
     def takes(self, tensor: Tensor) -> bool:

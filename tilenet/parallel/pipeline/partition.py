@@ -39,7 +39,7 @@ class Partition(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         if self.failed:
             # A worker goes on with its device's next partition, which would wait for the messages
-            # of ranks that wait for what failed here, and the error would not be raised.
+            # of ranks that wait for the partition that failed, and the error would not be raised.
             raise self.failed[0]
         try:
             # Here and not around the pipeline: autocast belongs to a thread. No cache: it would

@@ -1,9 +1,9 @@
 """Run a sequence of layers over this rank's devices, micro-batch after micro-batch (GPipe).
 
 torchgpipe's engine does the work: worker threads per device, copies on streams of their own, skips
-that go from the partition that stashes to the one that pops, and activation checkpointing whose
-recomputation starts before the gradient arrives. What its front door, `torchgpipe.GPipe`, would add
-is in our way, and so is not used:
+that go from the partition that stashes to the one that pops, and activation checkpointing that
+starts recomputing before the gradient arrives. Its front door, `torchgpipe.GPipe`, is not used,
+since its additions are in our way:
 
 - it cuts one stacked batch; here micro-batches are a list, so tiles of different sizes can follow
   one another, and neither the input nor the output exists twice,
@@ -55,15 +55,15 @@ class Pipe:
     """A network cut into partitions, one per device.
 
     Args:
-        network: Keeps its parameters and their names; they are moved to the devices.
+        network: The network; it keeps its parameters and their names, moved to the devices.
         balance: Layers per partition.
-        devices: One per partition; one device may be named several times.
-        checkpointing: Which micro-batches keep their input only, and are computed again in
+        devices: One device per partition; one device may be named several times.
+        checkpointing: The micro-batches that keep their input only, and are computed again in
             backward: `always` all, `except_last` all but the last, `never` none.
         precision: `float64`, `float32`, or `bfloat16` or `float16` under autocast.
         inline: Compute in the caller's thread, for tests, fake tensors and debugging.
-        stores: One per partition: where skips between partitions and inputs of checkpoints wait;
-            None: on the devices.
+        stores: One store per partition, for waiting skips between partitions and inputs of
+            checkpoints; None: they wait on the devices.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Pipe:
         self._threads: list[ThreadPoolExecutor] = []
 
     def passes(self, micro_batches: int) -> int:
-        """How often one backward adds to each parameter's gradient."""
+        """Return how many times one backward adds to each parameter's gradient."""
         # A checkpointed micro-batch runs a backward of its own.
         return 1 if self.checkpointing == "never" else micro_batches
 
@@ -108,8 +108,8 @@ class Pipe:
         """Run micro-batches through all partitions.
 
         Args:
-            images: One (B, bands, H, W) per micro-batch, anywhere; sizes may differ.
-            origins: Where the samples of each micro-batch come from.
+            images: One (B, bands, H, W) per micro-batch, on any device; sizes may differ.
+            origins: Images and tiles of each micro-batch's samples.
 
         Returns:
             One (B, classes, H′, W′) per micro-batch, on the last device.
@@ -170,7 +170,7 @@ class Pipe:
         queues, end = self._staying[grad]
         try:
             yield queues
-            # A thread holds what it did last until it is given something else.
+            # A thread holds the task that it did last until it gets another one.
             for tasks, done in set(zip(*queues, strict=True)):
                 tasks.put(_Nothing())
                 done.get()
@@ -188,7 +188,7 @@ class _Nothing:
 
 
 class _OriginPipeline(Pipeline):  # type: ignore[misc]
-    """torchgpipe's engine, with each micro-batch's origin, and with stores for what lives long."""
+    """torchgpipe's engine, with each micro-batch's origin, and with stores for long-lived maps."""
 
     stores: Sequence[Store] | None = None
 

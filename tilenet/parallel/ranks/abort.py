@@ -43,7 +43,7 @@ def run_as_rank(main: Callable[[], int]) -> int:
 
 
 def end_where_uncaught() -> None:
-    """From now on an error that a script does not catch on one of several ranks ends all.
+    """Have errors that a script does not catch on one of several ranks end all ranks from now on.
 
     An error that all ranks agreed on is printed once.
     """
@@ -112,8 +112,8 @@ def _end_job(reason: str, code: int = 1) -> NoReturn:
         with suppress(OSError, ValueError):
             print(f"{prefix}{reason}", file=sys.stderr, flush=True)
         if comm is not None:
-            # mpiexec throws away what it has not read when the abort arrives (MPICH 5.0.2's hydra,
-            # 1 in 5)
+            # mpiexec throws away output that it has not read when the abort arrives (MPICH 5.0.2's
+            # hydra, 1 in 5)
             time.sleep(0.5)
             comm.Abort(code)
     finally:  # a second Ctrl-C, and MPICH's Abort, which may return

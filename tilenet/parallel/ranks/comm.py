@@ -63,7 +63,7 @@ def threads_may_call(comm: "MPI.Comm") -> bool:
 
 @contextmanager
 def agreed(comm: "MPI.Comm") -> Generator[None, None, None]:
-    """Have all ranks raise what one of them raised. Collective at the end of the block.
+    """Have all ranks raise the error of one of them. Collective at the end of the block.
 
     A rank that raised alone would leave the others waiting in their next message forever. The
     block itself must not communicate.

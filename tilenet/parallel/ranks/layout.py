@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RankLayout", "RunDevices", "describe_layout", "say_layout", "warn_of_threads"]
 
-MOST_LINES = 8  # of a job whose nodes all differ
+MOST_LINES = 8  # of a job with nodes that all differ
 MOST_RANGES = 4  # of the ranks of a node, where the launcher deals them out in turn
 
 
@@ -33,7 +33,7 @@ class RankLayout:
         host: Name of the node.
         cores: Numbers of the cores that the rank may run on.
         threads: Threads that torch computes with.
-        devices: One per partition: `cpu`, or the GPU's name.
+        devices: One device per partition: `cpu`, or the GPU's name.
         gpus: Names of the GPUs that the rank sees.
     """
 
@@ -98,7 +98,7 @@ def _cores(node: Sequence[RankLayout]) -> frozenset[int]:
 
 
 def _describe_node(node: Sequence[RankLayout]) -> str:
-    """What each rank of a node has, and what all of them use together."""
+    """Describe the cores and devices of each rank of a node, and of all of them together."""
     parts = [
         _count((len(rank.cores) for rank in node), "core"),
         _count((rank.threads for rank in node), "thread"),

@@ -21,7 +21,7 @@ NAMES = re.compile(r"/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+$")
 def unname_shared_memory(comm: "MPI.Intracomm") -> None:
     """Delete the names of files that MPICH shares on a node; mapped they stay. Collective.
 
-    Does nothing with another MPI, or where the system does not tell what is mapped.
+    Does nothing with another MPI, or where the system does not list mapped files.
     """
     comm.Barrier()  # until all have mapped them
     try:

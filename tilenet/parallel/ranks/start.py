@@ -1,4 +1,4 @@
-"""MPI's start under a watchdog: a rank whose peers never come would wait in MPI_Init forever.
+"""MPI's start under a watchdog: without its peers a rank would wait in MPI_Init forever.
 
 Seen on Slurm, where its PMI2 plug-in lost the first messages of a rank. The run file is not read
 yet, and ranks have no numbers but those of their launcher.

@@ -52,7 +52,7 @@ class Phase:
         self._begin(working=True)
 
     def part_done(self) -> None:
-        """Between two parts of a rank's share: leave the block if all ranks do."""
+        """Mark a part of a rank's share as done; leave the block if all ranks do."""
         if self._poll():
             if self.ended:
                 raise _Left
@@ -92,7 +92,7 @@ class _Left(Exception):
 def together(
     comm: "MPI.Comm", requests: StopRequests | None = None
 ) -> Generator[Phase, None, None]:
-    """As `agreed`, but all ranks leave the block soon after one failed or was asked to stop.
+    """Agree on errors as `agreed` does; all ranks leave soon after one failed or is to stop.
 
     The block calls `part_done` between the parts of its work, and does not communicate otherwise.
     Collective at the end of the block.
