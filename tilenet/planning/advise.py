@@ -1,4 +1,4 @@
-"""When nothing fits: changes that would make it fit, each tried."""
+"""Name changes that make a plan fit where nothing fits; each is tried."""
 
 from dataclasses import replace
 from math import ceil
@@ -17,7 +17,7 @@ ALL_OPEN: dict[str, Any] = dict.fromkeys(CHOICES)  # left to the planner
 
 
 def why_nothing_fits(question: Question) -> str:
-    """One sentence: what the leanest layout needs, and what would do."""
+    """Say in one sentence how much the leanest layout needs, and which changes suffice."""
     leanest = find_leanest(question)
     needed = "a feature map has 2³¹ elements or more in every micro-batch"
     if leanest is not None:
@@ -44,7 +44,7 @@ def why_nothing_fits(question: Question) -> str:
             changes[plan.layout] = f"{words}: {plan.layout} take {_gib(plan.device_bytes)}"
     remedy = "; or ".join(changes.values())
     if not changes and leanest is not None:
-        # Rounded up, so that a device of what is said does.
+        # Rounded up, so that a device of the stated size suffices.
         tenths = ceil(leanest.device_bytes / (1 - question.reserve) / GIB * 10 + 0.01)
         remedy = f"take devices of at least {tenths / 10:.1f} GiB"
     return (

@@ -66,14 +66,14 @@ def least_time(
     limit_bytes: float | None = None,
     few: int = 4,
 ) -> list[Balance]:
-    """The balances whose slowest partition is fastest, each partition within the limit.
+    """Return the balances with the fastest slowest partition, each partition within the limit.
 
     Args:
         seconds: Seconds of each block, shape (n + 1, n + 1).
         num_partitions: Number of blocks.
         num_bytes: Bytes of each block; decides between balances of equal time.
         limit_bytes: Most bytes of a block; None for no limit.
-        few: How many balances to return at most.
+        few: Most balances to return.
 
     Returns:
         The best distinct balances, best first; none where nothing fits.
@@ -87,7 +87,7 @@ def least_time(
 def least_bytes(
     num_bytes: ArrayLike, num_partitions: int, seconds: ArrayLike | None = None, few: int = 4
 ) -> list[Balance]:
-    """The balances whose largest partition is smallest; `seconds` decide between equal ones.
+    """Return the balances with the smallest largest partition; `seconds` decide between equals.
 
     Returns:
         The best distinct balances, best first; none where no balance is possible.
@@ -126,7 +126,7 @@ def without_cuts(blocks: Matrix, together: Together) -> Matrix:
 
 
 def most_partitions(num_layers: int, together: Together = NOTHING) -> int:
-    """How many partitions there can be."""
+    """Return the largest possible number of partitions."""
     return num_layers - len(_barred(together))
 
 
@@ -137,7 +137,7 @@ def check_partitions(num_partitions: int, num_layers: int, together: Together = 
         together: Layers that stay in one partition, as for `check_balance`.
 
     Raises:
-        TilenetError: With the most that there can be.
+        TilenetError: There are more; the error names the largest possible number.
     """
     if num_partitions > num_layers:
         check_balance([1] * num_partitions, num_layers)  # says so
@@ -151,12 +151,12 @@ def check_partitions(num_partitions: int, num_layers: int, together: Together = 
 
 
 def _barred(together: Together) -> list[int]:
-    """Layers in front of which no partition may begin."""
+    """Return the layers that no partition may begin with."""
     return sorted({cut for a, b in together.values() for cut in range(a + 1, b + 1)})
 
 
 def _longest(together: Together) -> str:
-    """The weight whose layers are farthest apart."""
+    """Describe the weight with its layers farthest apart."""
     name, (first, last) = max(together.items(), key=lambda item: item[1][1] - item[1][0])
     return f"{name}: layers {first} to {last}"
 
@@ -170,10 +170,10 @@ def check_balance(
     """Refuse a balance that does not split the network.
 
     Args:
-        together: First and last layer of those that share a weight, by its name.
+        together: First and last of the layers that share a weight, by the weight's name.
 
     Raises:
-        TilenetError: With the rule, the values and the remedy.
+        TilenetError: It does not; the error names the rule, the values and the remedy.
     """
     text = f"[{', '.join(map(str, balance))}]"
     if len(balance) > num_layers or (num_partitions or 0) > num_layers:
@@ -229,7 +229,7 @@ def _best(first: Matrix, second: Matrix | None, num_partitions: int, few: int) -
     """
     second = first if second is None else second
     search = _Search(np.where(np.isinf(second), np.inf, first), second, num_partitions)
-    # what is known of each set: its best, as (bottlenecks, cuts), and how it was cut out
+    # of each set: its best, as (bottlenecks, cuts), and the cuts that define it
     queue: list[tuple[tuple[float, float], Cuts, int, frozenset[int]]] = []
 
     def consider(fixed: Cuts, without: frozenset[int]) -> None:
@@ -259,7 +259,7 @@ class _Search:
         self.seconds: dict[float, tuple[Matrix, Matrix]] = {}
 
     def best(self, fixed: Cuts, without: frozenset[int]) -> tuple[tuple[float, float], Cuts] | None:
-        """The best balance with these first cuts whose next cut is not in `without`."""
+        """Return the best balance with these first cuts and a next cut that `without` lacks."""
         rest = self.num_partitions - len(fixed)
         if rest < 0:
             return None
@@ -276,12 +276,12 @@ class _Search:
         least_second = max([next_second.min(), *(self.second[a, b] for a, b in pairwise(fixed))])
         cuts = [*fixed, int(next_second.argmin())]
         for left in range(rest - 1, -1, -1):
-            # the best for what is left, and not merely as good as the bottleneck allows
+            # the best for the layers left, and not merely as good as the bottleneck allows
             cuts.append(int(np.maximum(second[cuts[-1]], seconds[left]).argmin()))
         return (float(least_first), float(least_second)), tuple(cuts)
 
     def _second(self, least_first: float) -> tuple[Matrix, Matrix]:
-        """The second cost among blocks whose first is no larger, and its suffixes."""
+        """Return the second cost of blocks with no larger first cost, and its suffixes."""
         if least_first not in self.seconds:
             cost = np.where(self.first <= least_first, self.second, np.inf)
             self.seconds[least_first] = cost, _suffixes(cost, self.num_partitions)

@@ -1,4 +1,4 @@
-"""What no plan of a layout can beat: seconds and bytes, without measuring its tile's layers.
+"""Lower bounds of a layout's plans: seconds and bytes, without measuring its tile's layers.
 
 Measuring a network takes a fifth of a second a tile size, a second with autocast, these bounds a
 millisecond, so that a search measures only the few sizes that can still win.
@@ -8,7 +8,7 @@ first to come through the partitions before it, and through those behind it and 
 mini-batch takes at least one micro-batch's time through all partitions and m − 1 times that of the
 slowest.
 
-Bytes: what a block holds is a maximum over sums of maps and weights, and maps grow with the tile's
+Bytes: those of a block are a maximum over sums of maps and weights, and maps grow with the tile's
 pixels. Maxima of straight lines bend upwards only: the line through two small tiles lies below.
 """
 
@@ -60,7 +60,7 @@ class Bounds:
         return self._step_s(layout, None)
 
     def seconds_that_fit(self, layout: Layout) -> float:
-        """At least these seconds takes a plan that fits its devices; infinite where none does."""
+        """Return a lower bound of seconds for plans that fit their devices; infinite: none do."""
         # With one forward, one backward it holds one micro-batch.
         return self._step_s(layout, 1 if layout.flows else layout.micro_batches)
 
@@ -97,7 +97,7 @@ class Bounds:
         """Seconds of the slowest partition per micro-batch, at least.
 
         Args:
-            micro_batches: How many must fit; None: memory is endless.
+            micro_batches: Number of micro-batches that must fit; None: memory is endless.
             again: Whether they are computed again in backward.
         """
         busy, question = self.busy(shape, again), self.question
@@ -122,7 +122,7 @@ class Bounds:
         """Bytes that each block needs at least."""
         if self.small is None:
             return np.zeros((len(self.estimator.layers) + 1,) * 2)
-        # What is left over beyond whole alignment units only adds: maps, and copies that pad them.
+        # Pixels beyond whole alignment units only add: maps, and copies that pad them.
         units = self._units(shape)
         few, more = self.small
         low = self.num_bytes(few, micro_batches, again)
@@ -131,9 +131,9 @@ class Bounds:
         return np.maximum(line, self.at_least)
 
     def _bytes_of_layers(self, shape: Shape) -> Matrix:
-        """Bytes that each block needs at least, if all that waits is elsewhere.
+        """Return the bytes that each block needs at least, if all that waits is elsewhere.
 
-        Its weights and their gradients and states, and what its largest layer works on.
+        They hold its weights, their gradients and states, and the tensors of its largest layer.
         """
         single = np.diagonal(self._bytes_of_batch(shape, 1, True), 1)
         fixed = (2 + self.states) * self.estimator.parameter_bytes

@@ -1,4 +1,4 @@
-"""What composes with what: layers that need more than their tile need it at that layer.
+"""Combinations that cannot work: layers that need more than their tile need it at that layer.
 
 Tiles that run one after another, or micro-batches of a pipeline, cannot wait for one another at a
 layer. A layer that exchanges halos, or takes statistics over a whole image, needs all tiles of the
@@ -18,7 +18,7 @@ __all__ = [
 
 
 def whole_image(layers: tuple[Layer, ...]) -> str | None:
-    """What the network takes of whole images, or of a step's images; None: nothing.
+    """Return the statistic of whole images, or of a step's images, that layers take; None: none.
 
     `batch norm`, which takes most, before `instance norm`, `group norm`, `global maximum` and
     `global average`.
@@ -33,7 +33,7 @@ def whole_image(layers: tuple[Layer, ...]) -> str | None:
 
 
 def sweep_obstacle(layers: tuple[Layer, ...]) -> str | None:
-    """What sweeps of a training step cannot take over images or tiles; None: they take all."""
+    """Return the statistic that sweeps of a training step cannot compute; None: there is none."""
     whole = whole_image(layers)
     if whole not in (None, "global average"):
         return whole
@@ -59,7 +59,7 @@ def obstacle(
     Args:
         grid: Tiles of an image along rows and columns.
         mesh: Replicas, rows and columns of ranks.
-        halo_mode: How tiles get their context.
+        halo_mode: Source of the tiles' context, see `HaloMode`.
     """
     whole = whole_image(layers)
     replicas, rows, columns = mesh
@@ -105,8 +105,8 @@ def device_obstacle(
     Args:
         devices: Names of the devices of the partitions.
         mesh: Replicas, rows and columns of ranks.
-        halo_mode: How tiles get their context.
-        pipeline: How micro-batches go through the partitions.
+        halo_mode: Source of the tiles' context, see `HaloMode`.
+        pipeline: Order of micro-batches in the partitions, `gpipe` or `1f1b`.
     """
     names = ["cuda:0" if name == "cuda" else name for name in devices]
     whole, (replicas, rows, columns) = whole_image(layers), mesh

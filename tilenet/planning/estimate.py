@@ -1,4 +1,4 @@
-"""What a layout is predicted to cost: seconds, bytes of devices, and bytes of nodes."""
+"""Predict the cost of a layout: seconds, bytes of devices, and bytes of nodes."""
 
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -50,12 +50,12 @@ def _host_bytes(
     Args:
         pixels: Pixels that the tiles of a micro-batch read.
         bands: Bands of the image.
-        micro_batches: Those of a mini-batch.
+        micro_batches: Number of micro-batches of a mini-batch.
         parameter_bytes: Bytes of the whole network.
         optimizer_states: Values that the optimizer keeps per parameter.
     """
     tiles = micro_batches * pixels * (bands * 4 * READ_COPIES + LABEL_BYTES)
-    # What those that wait take while they are read is counted there.
+    # Copies made while waiting tiles are read are counted there.
     ahead = READ_AHEAD * pixels * (bands * 4 + LABEL_BYTES)
     # As they are drawn or loaded before they go to the devices, and the copy of them and of the
     # optimizer's states that a checkpoint is written from: there is one at a time.
@@ -70,7 +70,7 @@ NO_SWAPS = PartitionSwaps(0, 0)
 
 
 class Estimator:
-    """Seconds and bytes of the layouts that answer a question; what was computed is kept."""
+    """Seconds and bytes of the layouts that answer a question; it caches its results."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
@@ -134,7 +134,7 @@ class Estimator:
         return roofline(self.layers, rows, cols, question.precision, question.machine, stacked)
 
     def link(self, partitions: int) -> Link:
-        """Link of a rank, whose node's other ranks send as much as it does."""
+        """Return the link of a rank when its node's other ranks send as much as it does."""
         facts = self.question.machine
         ranks = max(1, facts.devices_per_node // partitions)
         # Within a node through its memory; else some rank's neighbours are all on other nodes.
@@ -155,7 +155,7 @@ class Estimator:
         return together(*waits)
 
     def exchange_s(self, layout: Layout, balance: Balance) -> float:
-        """Seconds of a step in which layers wait for other ranks, forward and backward."""
+        """Return the seconds of a step that layers wait for other ranks, forward and backward."""
         waits, many = self.waits(layout), self.micro_batches(layout.grid, layout.partitions)
         again = waits if layout.checkpointing != "never" else ()
         if layout.flows:  # its last partition computes nothing again
@@ -164,7 +164,7 @@ class Estimator:
         return many * (once + sum(wait.forward_s for wait in again))
 
     def read_s(self, layout: Layout) -> float:
-        """Seconds in which a node reads a step's tiles, of two bytes a band and one of labels."""
+        """Return the seconds a node reads a step's tiles, of two bytes a band and one of labels."""
         question = self.question
         rows, cols = self.read_px(layout.grid)
         ranks = max(1, question.machine.devices_per_node // layout.partitions)
@@ -204,7 +204,7 @@ class Estimator:
         return without_cuts(sizes, self.question.together)
 
     def _swaps(self, layout: Layout, balance: Balance) -> SwapPlan | None:
-        """What a rank swaps; None: nothing makes it fit."""
+        """Plan the swaps of a rank; None: nothing makes it fit."""
         question, shape = self.question, self.shape(layout)
         link = question.machine.host_bandwidth * question.machine.memory_efficiency
         demand = Demand(
@@ -298,7 +298,7 @@ class Estimator:
         return [part.total for part in predicted(*job, sharers=ranks)]
 
     def host_bytes(self, layout: Layout, swapped_bytes: int) -> int:
-        """Bytes of a node, whose ranks swap so much each."""
+        """Return the bytes of a node with ranks that swap so much each."""
         of_rank = _host_bytes(
             prod(self.shape(layout)),
             self.question.options.bands,

@@ -1,4 +1,4 @@
-"""The best plan in words: what, where, and why it beat the others."""
+"""Describe the best plan in words: its layout, and why it beat the others."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,7 +66,7 @@ def _notes(plan: Plan) -> tuple[str, ...]:
 
 
 def _idle(plan: Plan) -> list[str]:
-    """What computes nothing: ranks without a tile, and devices that wait for others of a pipeline.
+    """Name ranks without a tile, and devices that wait much for others of a pipeline.
 
     Neighbouring tiles go to one rank, so fewer tiles than ranks leave some without (`tiles_of`).
     """
@@ -89,7 +89,7 @@ def _idle(plan: Plan) -> list[str]:
 
 
 def explain(plans: Sequence[Plan]) -> str:
-    """The best plan as text: what, where, and why it beat the others."""
+    """Return the best plan as text: its layout, and why it beat the others."""
     plan = plans[0]
     question, layout, node = plan.question, plan.layout, plan.question.machine
     replicas, rows, columns = plan.mesh
@@ -142,7 +142,7 @@ def _rival(plan: Plan, other: Plan) -> str:
 
 
 def _pipeline(plan: Plan) -> str:
-    """What goes through the partitions."""
+    """Describe the work that goes through the partitions."""
     layout = plan.layout
     tiles = f"{_plural(plan.tiles_per_rank, 'tile')} per rank{_stacked(plan)}"
     if layout.strip_rows is not None:
@@ -157,7 +157,7 @@ def _pipeline(plan: Plan) -> str:
 
 
 def _other_ranks(plan: Plan) -> str:
-    """What layers and files add to a step, where they do."""
+    """Name the seconds that layers and files add to a step, where they do."""
     waits = f", halos and norms {in_seconds(plan.exchange_s)}" if plan.exchange_s else ""
     late = plan.read_s >= plan.step_s
     return waits + (f", reading {in_seconds(plan.read_s)}, which it waits for" if late else "")
@@ -180,7 +180,7 @@ def _swap_lines(plan: Plan) -> list[str]:
 
 
 def _map_lines(plan: Plan) -> list[str]:
-    """How `predict` maps the image on these ranks, where it sweeps."""
+    """Describe the map that `predict` makes on these ranks, where it sweeps."""
     question, layers = plan.question, plan.question.layers
     if plan.layout.partitions > 1 or question.halo != "exact":
         return []
@@ -208,7 +208,7 @@ def _map_lines(plan: Plan) -> list[str]:
 
 
 def _why(plan: Plan, other: Plan) -> str:
-    """Ways in which the other plan is worse."""
+    """Name the ways that the other plan is worse in."""
     reasons = [f"{other.step_s / plan.step_s:.2f} × the time"]
     if other.work_ratio > 1.01 * plan.work_ratio:
         reasons.append(f"work ratio {other.work_ratio:.2f} against {plan.work_ratio:.2f}")
@@ -224,7 +224,7 @@ def _why(plan: Plan, other: Plan) -> str:
 
 
 def _node_hours(plan: Plan) -> str:
-    """What projects on clusters pay with."""
+    """Name the node-hours, which projects on clusters pay with."""
     nodes = plan.question.nodes
     return f", {nodes * plan.epoch_s / 3600:.2g} node-hours" * (nodes > 1)
 

@@ -11,7 +11,7 @@ from tilenet.planning.plan import MODES, Plan, Question
 
 __all__ = ["plan_modes"]
 
-# Seconds are predicted, so tiles that overlap are left only for what is a tenth faster.
+# Seconds are predicted, so tiles that overlap are left only for a plan that is a tenth faster.
 FASTER = 0.9
 
 
@@ -22,7 +22,7 @@ def plan_modes(question: Question, *, alone: bool = False) -> list[Plan]:
         alone: Whether to look for the plan to take alone.
 
     Raises:
-        TilenetError: No layout answers the question, or nothing fits; the sentence says what would.
+        TilenetError: No layout answers the question, or nothing fits; it names changes that would.
     """
     by_mode: dict[str, list[Plan]] = {}
     refusals = []

@@ -1,7 +1,7 @@
-"""Which maps the sweeps for an image's statistics keep whole, so that none is computed twice.
+"""Choose the maps that sweeps for an image's statistics keep whole, to compute none twice.
 
-A network with averages of the whole image is swept once for each, up to its layer. What the sweep
-has computed and others need is a few maps behind strides: those which the layers to come read.
+A network with averages of the whole image is swept once for each, up to its layer. The sweep's
+results that others need are a few maps behind strides: those that the layers to come read.
 """
 
 from collections.abc import Sequence

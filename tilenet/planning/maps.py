@@ -57,7 +57,7 @@ class MapQuestion:
     Attributes:
         layers: The network's layers.
         size: Height and width of the image.
-        rule: The halo, and how tiles are aligned.
+        rule: Halo and alignment of the tiles.
         halo_asked: Whether the user chose another halo than the exact one.
         tile_px: Largest own size of a tile; None: as much as memory allows.
         num_ranks: Number of ranks that map together.
@@ -112,7 +112,7 @@ class MapQuestion:
 
 @dataclass(frozen=True)
 class MapPlan:
-    """How an image is mapped.
+    """The method, the tiles and the passes of a map.
 
     Attributes:
         method: `sweep`: bands of the image, strip by strip; `tiles`: one pass, tile by tile;
@@ -209,7 +209,7 @@ def _swept(question: MapQuestion) -> MapPlan | None:
 
 
 def _columns(question: MapQuestion, height: int, width: int) -> MapPlan | None:
-    """The sweep in which each rank has a column and they exchange halos; None: it does not fit."""
+    """Return the sweep of one column per rank with exchanged halos; None: it does not fit."""
     num_ranks = question.num_ranks
     strips = _strips(question, height, width, num_ranks, halo_px=0)
     if strips is None:
@@ -293,7 +293,7 @@ def _tile_by_tile(question: MapQuestion, tiling: Tiling) -> MapPlan:
 
 
 def _tile_px(question: MapQuestion) -> int:
-    """Largest own size whose feature maps fit."""
+    """Return the largest own size of a tile with feature maps that fit."""
     unit, halo_px = question.unit_px, question.rule.halo_px
     # With an own size below the halo each pixel would be computed nine times or more.
     best = least = max(unit, -(-halo_px // unit) * unit)
@@ -377,7 +377,7 @@ def _operations(layers: tuple[Layer, ...], tiling: Tiling) -> int:
 def _swept_work(
     question: MapQuestion, size: tuple[int, int], kept_after: tuple[frozenset[int], ...]
 ) -> float:
-    """Multiplications of all sweeps, in multiples of those of the whole network."""
+    """Return the multiplications of all sweeps, per multiplication of the whole network."""
     layers = question.layers
     operations, total = _by_layer(layers, size), 0
     stops = (*question.of_whole_image, len(layers))

@@ -43,7 +43,7 @@ class MeshShape:
         return list(range(first, first + size))
 
     def place(self, rank: int) -> RankPlace:
-        """Where a rank stands."""
+        """Return the place of a rank."""
         rest, col = divmod(rank, self.columns)
         replica, row = divmod(rest, self.rows)
         return RankPlace(replica, row, col)
@@ -59,7 +59,7 @@ def choose_mesh(
     """Complete the mesh that the user asked for, in part or not at all.
 
     Replicas are the cheapest axis (no halo is computed twice), so a step of several images gets
-    as many as divide both; what is left becomes a grid as square as possible.
+    as many as divide both; the other ranks become a grid as square as possible.
 
     Raises:
         TilenetError: The axes do not multiply to the number of ranks.

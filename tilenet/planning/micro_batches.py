@@ -1,4 +1,4 @@
-"""Which of a rank's tiles form a micro-batch, and how many of these are in the pipeline at once."""
+"""Form micro-batches from a rank's tiles, and choose how many are in the pipeline at once."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def stacks(layers: tuple[Layer, ...], work: Sequence[T], images: Sequence[int]) -> list[list[T]]:
-    """Which of a rank's tiles form a micro-batch, since a layer needs them at once.
+    """Group a rank's tiles into micro-batches, since a layer may need several tiles at once.
 
     Args:
         work: The rank's tiles of a step.

@@ -1,4 +1,4 @@
-"""What is asked of the planner, and what it answers: everything decided before the job."""
+"""The question to the planner, and its answer: everything decided before the job."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class OwnNetwork:
     Attributes:
         name: Name of the module, for messages.
         layers: Layers in the order in which they run.
-        together: First and last layer of those that share a weight, by its name.
+        together: First and last of the layers that share a weight, by the weight's name.
     """
 
     name: str
@@ -48,13 +48,13 @@ class OwnNetwork:
         return self.layers[0].in_channels
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain dictionary, the way a plan holds it."""
+        """Return the network as a plain dictionary, as a plan holds it."""
         layers = [layer_to_json(layer) for layer in self.layers]
         return {"name": self.name, "layers": layers, "together": dict(self.together)}
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> "OwnNetwork":
-        """What `to_json` wrote.
+        """Read the dictionary that `to_json` returned.
 
         Raises:
             TilenetError: The layers are no network.
@@ -91,9 +91,9 @@ class Question:
         balance: Layers per partition, which says how many partitions there are.
         micro_batches: Micro-batches of a rank in the pipeline at once, each a tile or a stack.
         mbpp: Micro-batches per partition, the paper's measure; micro_batches = mbpp · partitions.
-        checkpointing: Which micro-batches are computed again in backward.
-        pipeline: How micro-batches go through partitions.
-        swap: `off`; `auto`: what must, where that is fastest; `all`: whatever is large enough.
+        checkpointing: Micro-batches that are computed again in backward.
+        pipeline: Order of micro-batches in the partitions, `gpipe` or `1f1b`.
+        swap: `off`; `auto`: as much as must, where that is fastest; `all`: all large tensors.
         reserve: Share of a device's memory that is left for workspace and fragmentation.
         profile: Measured times of the layers; None: the roofline's.
     """
@@ -133,7 +133,7 @@ class Question:
 
     @property
     def together(self) -> Mapping[str, tuple[int, int]]:
-        """First and last layer of those that stay in one partition."""
+        """First and last of the layers that stay in one partition, by their weight's name."""
         return self.options.together if isinstance(self.options, OwnNetwork) else {}
 
     @property
@@ -150,10 +150,10 @@ class Layout:
         grid: Tiles along rows and columns of an image.
         partitions: Devices per rank.
         micro_batches: Micro-batches of a rank in the pipeline at once, each a tile or a stack.
-        checkpointing: Which micro-batches are computed again in backward.
+        checkpointing: Micro-batches that are computed again in backward.
         swap: Whether tensors go to the host.
         strip_rows: Rows of a strip of a sweep; None: tiles are computed whole.
-        pipeline: How micro-batches go through partitions.
+        pipeline: Order of micro-batches in the partitions, `gpipe` or `1f1b`.
     """
 
     grid: tuple[int, int]
@@ -184,7 +184,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """A partition: what stands on one device.
+    """A partition: the layers on one device.
 
     Attributes:
         layers: Number of layers.
@@ -268,7 +268,7 @@ class Plan:
 
     @property
     def halo_mode(self) -> PlannedMode:
-        """How tiles get their context."""
+        """Halo mode of the tiles."""
         assert self.question.halo_mode != "auto"
         return self.question.halo_mode
 
@@ -283,7 +283,7 @@ class Plan:
         return self.mesh[0] * self.mesh[1] * self.mesh[2]
 
     def run_keys(self) -> dict[str, Any]:
-        """What of the plan goes into a run file."""
+        """Return the plan's keys of a run file."""
         replicas, rows, columns = self.mesh
         tiles = {"rows": self.layout.grid[0], "columns": self.layout.grid[1]}
         # A sweep takes the columns of a rank as they are; of tiles each would have a halo.
@@ -304,7 +304,7 @@ class Plan:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """What `plan.json` holds."""
+        """Return the contents of `plan.json`."""
         entry = asdict(replace(self.question, profile=None))
         if isinstance(self.question.options, OwnNetwork):
             entry["options"] = self.question.options.to_json()
@@ -342,7 +342,7 @@ class PlannedRun:
 
 
 def read_plan(path: Path) -> PlannedRun:
-    """Read what `tilenet plan -o` wrote.
+    """Read a file that `tilenet plan -o` wrote.
 
     Raises:
         TilenetError: It is no plan, or not one that this version understands.
@@ -384,7 +384,7 @@ def read_plan(path: Path) -> PlannedRun:
 
 
 def planned_bytes(path: Path) -> dict[str, int] | None:
-    """What a plan predicts: bytes of the fullest device and of a rank's share of its node.
+    """Read a plan's prediction: bytes of the fullest device and of a rank's share of its node.
 
     None: the file does not say, or cannot be read.
     """

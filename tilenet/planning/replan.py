@@ -1,4 +1,4 @@
-"""The question whose answer is a plan for another number of nodes, so that a run can go on there.
+"""Ask the planner again for another number of nodes, so that a run can go on there.
 
 Tiles, halo, batch and precision stay: so does a result that depends on tiles, as with
 `halo: epsilon`.
@@ -29,7 +29,7 @@ CHOICES = {
 
 
 def replan(path: Path, nodes: int) -> Question:
-    """The question whose answer is the plan in `path`, for another number of nodes.
+    """Return the question that the plan in `path` answers, for another number of nodes.
 
     All that the plan chose is fixed; only the ranks are laid out again. Where each
     rank holds one tile, with `halo_mode: exchange` and `sweep`, the tiles follow from the ranks,

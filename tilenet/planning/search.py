@@ -1,4 +1,4 @@
-"""Choose a layout: of all that fit, the one whose step is predicted to be fastest."""
+"""Choose a layout: of all that fit, the one with the fastest predicted step."""
 
 import heapq
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ Balance = tuple[int, ...]
 
 
 class Search:
-    """All layouts that answer a question, and what each is predicted to cost.
+    """All layouts that answer a question, with their predicted costs.
 
     Raises:
         TilenetError: The question contradicts itself.
@@ -51,15 +51,15 @@ class Search:
         """The fastest plans that fit, best first, a layout each; empty where nothing fits.
 
         Args:
-            count: How many plans.
-            among: Which layouts; None: all.
+            count: Most plans to return.
+            among: Filter of the layouts; None: all.
 
         Raises:
             TilenetError: No layout answers the question.
         """
         if not self._bounded:
             raise TilenetError(self._no_layout())
-        # Best first: what comes next is either looked at more closely, which only adds to its
+        # Best first: the next layout is either looked at more closely, which only adds to its
         # seconds, or, being a plan already, no slower than whatever comes after it. All are
         # rounded, so that plans wait for those that may be as fast and have fewer partitions.
         queue: list[tuple[float, int, int, int, int]] = [
@@ -305,7 +305,7 @@ class Search:
             shape, layout.micro_batches, layout.checkpointing, partitions, layout.swap
         )
         seconds = self.estimator.seconds(shape)
-        if layout.swap:  # of these fewer: to choose what to swap takes a while
+        if layout.swap:  # fewer of these: choosing the swaps takes a while
             few = least_time(seconds, partitions, room, question.limit_bytes, few=1)
             more = least_time(seconds, partitions, few=1)
             return list(dict.fromkeys([*few, *more, *least_bytes(room, partitions, few=1)]))
@@ -357,10 +357,10 @@ def _oblong(image: Pixels, grid: Pixels) -> float:
 
 
 def check_question(question: Question) -> None:
-    """Refuse what no plan can answer.
+    """Refuse a question that no plan can answer.
 
     Raises:
-        TilenetError: With the rule, the values and the remedy.
+        TilenetError: It contradicts itself; the error names the rule, the values and the remedy.
     """
     num_layers = len(question.layers)
     for name in ("nodes", "num_images", "batch_size", "partitions", "micro_batches", "mbpp"):

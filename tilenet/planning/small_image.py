@@ -1,6 +1,6 @@
-"""The small image on which a run proves itself: the cheapest that is cut as the run's own are.
+"""Choose the small image of a run's proof: the cheapest one that is cut as the run's own images.
 
-What counts is the time of rank 0, which computes its tiles and then the whole image.
+The time of rank 0 counts, which computes its tiles and then the whole image.
 """
 
 from collections.abc import Callable
@@ -34,16 +34,16 @@ SLOWER, PER_GROUP, PER_VALUE = 8, 50_000, 10
 
 @dataclass(frozen=True)
 class ImageQuestion:
-    """What a small image has to prove, and in what time.
+    """The requirements of a small image: the features of the run that it tests, and its time.
 
     Attributes:
         layers: Layers of the network.
-        rule: How the run's tiles read.
+        rule: Halo and alignment of the run's tiles.
         grid: Tiles of the small image along rows and columns, see `proof_grid`.
-        like: Tiling of an image of the run, whose remainders the small image has.
+        like: Tiling of an image of the run; the small image has the same remainders.
         tiles: Most tiles of a rank.
         images: Images of a replica.
-        replicas: Replicas whose images rank 0 computes.
+        replicas: Replicas that rank 0 computes the images of.
         backward: Whether gradients are compared.
         run_pixels: Pixels that each rank computes in the run.
         patience_s: Seconds of a core that it may take; more where that is little of the run.
@@ -75,7 +75,7 @@ class ImageQuestion:
 
 
 def proof_grid(run: tuple[int, int], ranks: tuple[int, int]) -> tuple[int, int]:
-    """As few tiles as have all kinds of neighbours and give each rank one, as in the run."""
+    """Return the fewest tiles that have all kinds of neighbours and give each rank one."""
     rows, cols = (min(tiles, max(3, least)) for tiles, least in zip(run, ranks, strict=True))
     return rows, cols
 
@@ -102,7 +102,7 @@ def choose_small_image(question: ImageQuestion) -> Tiling:
 
 
 def choose_number_too(question: ImageQuestion) -> tuple[ImageQuestion, Tiling]:
-    """As `choose_small_image`, of two images where norms over all of them take no single one.
+    """Choose a small image as `choose_small_image` does, or two where norms need two.
 
     Raises:
         TilenetError: See `choose_small_image`.
@@ -153,7 +153,7 @@ def _spans(question: ImageQuestion, axis: int, pixels: int) -> tuple[Span, ...]:
 
 
 def _smallest_axis(question: ImageQuestion, axis: int) -> int:
-    """Smallest legal size along an axis; of those that are looked through the largest otherwise."""
+    """Return the smallest legal size along an axis, or the largest size tried if none is legal."""
     name, sizes = ("rows", "columns")[axis], _sizes(question, axis)
     for pixels in sizes:
         check = partial(check_shares, question.layers, _spans(question, axis, pixels), name)
@@ -172,7 +172,7 @@ def _longer(question: ImageQuestion, axis: int, least: int) -> int:
 
 
 def _with_norms(question: ImageQuestion, least: tuple[int, int]) -> Tiling | None:
-    """The smallest image from a size on whose norms have cells to take statistics of."""
+    """Return the smallest image from a size on with enough cells for the norms' statistics."""
     sizes = ([px for px in _sizes(question, axis) if px >= least[axis]] for axis in (0, 1))
     images = question.images * question.replicas if question.backward else None
     for height, width in zip(*sizes, strict=False):
@@ -192,7 +192,7 @@ def _legal(check: Callable[[], None]) -> bool:
 
 
 def _work(layers: tuple[Layer, ...], height: int, width: int) -> float:
-    """Multiplications, or what takes as long, of one pass forward."""
+    """Return the multiplications of one pass forward, with other work in equal time."""
     shapes, total = map_shapes(layers, height, width), 0.0
     for layer, before, after in zip(layers, shapes, shapes[1:], strict=False):
         total += PER_VALUE * after.num_elements

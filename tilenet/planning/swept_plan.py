@@ -38,7 +38,7 @@ def swept_plans(question: Question) -> list[Plan]:
     """The plans by sweeps, the fastest first, whether they fit their devices or not.
 
     Raises:
-        TilenetError: The network cannot be swept, the question sets what sweeps do not have, there
+        TilenetError: The network cannot be swept, the question sets options that sweeps lack, there
             are too few columns, or maps that sweeps hand on do not fit.
     """
     _check(question)
@@ -92,7 +92,7 @@ def _check(question: Question) -> None:
         "mbpp": (question.mbpp, None),
         "checkpointing": (question.checkpointing, None),
         "pipeline": (question.pipeline, "gpipe"),
-        # What must be swapped is nothing.
+        # Nothing must be swapped.
         "swap": ("off" if question.swap == "auto" else question.swap, "off"),
     }
     for name, (value, only) in free.items():
@@ -127,7 +127,7 @@ def _partitions(question: Question) -> list[int]:
 
 @dataclass(frozen=True)
 class _Part:
-    """What the rank with most of an image holds of it.
+    """The part of an image on the rank with most of it.
 
     Attributes:
         grid: Ranks along its rows and columns.
@@ -165,7 +165,7 @@ def _plans(estimator: Estimator, partitions: int, part: _Part) -> Iterator[Plan]
     seconds = without_cuts(seconds, question.together)
     averages = averaged_sweeps(layers)
     balances = [question.balance] if question.balance else least_time(seconds, partitions)
-    # All balances have the same strips: with averages, whose maps need room, there is one balance.
+    # All balances have the same strips: with averages, which keep maps, there is one balance.
     fixed = _fixed_bytes(estimator, balances[0], part)
     sweeps = plan_sweeps(layers, *size, item_bytes, question.limit_bytes - fixed[0])
     if averages and sweeps.kept_maps != plan_sweeps(layers, *size, item_bytes, ALL_CELLS).kept_maps:
@@ -204,7 +204,7 @@ def _seconds_of(times: Sequence[LayerTime], blocks: Sequence[tuple[int, int]]) -
 
 
 def _moving(estimator: Estimator, part: _Part, blocks: Sequence[tuple[int, int]]) -> list[float]:
-    """Seconds in which a part's rows and gradients come to each partition from its neighbours.
+    """Return the seconds that rows and gradients of a part take to come from neighbours.
 
     Rows come each time that they are computed, which is twice, and gradients once.
     """

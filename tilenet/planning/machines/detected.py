@@ -11,7 +11,7 @@ __all__ = ["detected"]
 def detected() -> dict[str, Any]:
     """Cores, memory and peaks of the machine that runs this.
 
-    The peak takes 3 GHz and two units for fused multiply-adds of 256 bits, what most processors
+    The peak takes 3 GHz and two units for fused multiply-adds of 256 bits, as most processors
     since 2013 have at least; half precision is no faster there than float32.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def filled(kind: type[T], where: str, table: Any, **known: str) -> T:
-    """A dataclass of a table's values, and of those given; `where` it stands, for messages."""
+    """Build a dataclass from a table's values and `known` ones; messages name `where` it stands."""
     remedy = f"correct it in {user_file()}"
     if not isinstance(table, dict):
         raise TilenetError(f"{where} must be a table (got {table!r}); {remedy}")
@@ -53,6 +53,6 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _rule(kind: Any) -> str:
-    """What a value of a type must be, in words."""
+    """Describe the legal values of a type in words."""
     parts = get_args(kind) or ("true or false", bool)
     return f"one of {', '.join(parts)}" if get_origin(kind) is Literal else parts[-2]

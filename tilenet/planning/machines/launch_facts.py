@@ -1,4 +1,4 @@
-"""How jobs start on a machine."""
+"""The batch system and the launcher of a machine."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,18 +19,18 @@ __all__ = ["LaunchFacts"]
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """How jobs start on a machine.
+    """The batch system, the launcher and their options on a machine.
 
     Attributes:
         scheduler: The batch system that takes scripts.
-        launcher: What starts the ranks; `mpiexec` those of one node, `hydra` (MPICH's mpiexec) and
+        launcher: Starter of the ranks; `mpiexec` those of one node, `hydra` (MPICH's mpiexec) and
             `pals` (HPE's) those of several.
         mpi: The plug-in that srun needs for mpi4py's MPI: pmi2, pmix, cray_shasta.
         sockets: Processors of a node, between which its cores and devices are shared evenly.
         threads_per_core: Hardware threads that the launcher counts per core.
         queue: Queue, partition or quality of service; empty: the machine's own choice.
         queue_option: Name of Slurm's option for the queue.
-        constraint: Expression by which Slurm and PBS choose nodes.
+        constraint: Expression for Slurm and PBS to choose nodes with.
         gpu_option: Slurm's option for a node's GPUs, up to their number; `--gres=gpu:` or, with a
             type, `--gres=gpu:a100:` where a cluster knows generic resources alone.
         memory_option: Slurm's option for a node's memory; the default is all of it. Empty where a
@@ -41,8 +41,8 @@ class LaunchFacts:
         environment: Environment to be exported.
         node_storage: Folder on fast storage of the node itself; a folder per user goes below it.
         device_order: Devices in the order of the cores that are close to them; empty: as counted.
-        program: tilenet, as it is called there.
-        note: What a user must read in the script before the first job.
+        program: Command that runs tilenet there.
+        note: Sentence in the script that a user must read before the first job.
         own_device: Whether the launcher gives a rank of one device only that one to see.
     """
 

@@ -16,7 +16,7 @@ class Machine:
 
     Attributes:
         name: Name of the table in the file.
-        devices_per_node: Devices, each of which can hold a partition.
+        devices_per_node: Devices of the node; each can hold a partition.
         device: Name of a device.
         memory_bytes: Memory of one device.
         host_bytes: Memory of the node.
@@ -28,7 +28,7 @@ class Machine:
         network_bandwidth: Network bandwidth of a node, bytes/s.
         maths_efficiency: Share of `flops` that convolutions are assumed to reach.
         memory_efficiency: Share of the bandwidths that is assumed to be reached.
-        launch: How jobs start there.
+        launch: Batch system and launcher.
         latency_s: A message's way between two nodes, whatever it holds.
         message_s: Seconds that a message costs its rank besides: copying, posting, waiting.
         kernel_s: Seconds that each pass over a map takes at least, to launch it.

@@ -1,4 +1,4 @@
-"""Where the user's own machines are described."""
+"""The file that describes the user's own machines."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ __all__ = ["user_file"]
 
 
 def user_file() -> Path:
-    """Where the user's own machines stand, whether there are any or not."""
+    """Return the path of the user's own machines, whether the file exists or not."""
     home = os.environ.get("XDG_CONFIG_HOME", "")
     # the XDG specification has relative paths ignored
     folder = Path(home) if os.path.isabs(home) else Path.home() / ".config"

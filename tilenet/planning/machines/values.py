@@ -1,4 +1,4 @@
-"""What values of machines.toml must be, each in words too."""
+"""Types of values in machines.toml, each with its rule in words."""
 
 import re
 from typing import Annotated
@@ -12,7 +12,7 @@ PRECISIONS = ("float32", "tf32", "float64", "bfloat16", "float16")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LARGEST = 1e30  # beyond any machine; products of whole numbers stay within floats
 
-# Each with what it must be, in words, and a test of that.
+# Each with its rule in words and a test of the rule.
 Count = Annotated[int, "a positive whole number", lambda n: 0 < n < LARGEST]
 Rate = Annotated[float, "a positive number", lambda x: 0 < x < LARGEST]
 Share = Annotated[float, "a share above 0 and at most 1", lambda x: 0 < x <= 1]

@@ -1,4 +1,4 @@
-"""What consecutive layers hold at their peak.
+"""Bytes of consecutive layers at their peak.
 
 Forward makes the maps that backward needs, and backward frees them in reverse. All blocks with the
 same first layer are computed at one time, since a planner asks for all of them.
@@ -41,7 +41,7 @@ def blocks_from(
     """
     again = checkpointing != "never"
     stored = stored and again
-    # A tuple is what a planner asks about again and again, with other numbers of micro-batches.
+    # A planner passes the same tuple again and again, with other numbers of micro-batches.
     walk_blocks = _cached_walk_blocks if isinstance(costs, tuple) else _walk_blocks
     block = walk_blocks(_Same(costs), start, start > 0 or micro_batches > 1, again, apart)
     before, stops = block.before, block.stops
@@ -50,7 +50,7 @@ def blocks_from(
         num_inputs = np.minimum(num_inputs, 2)
     activations = block.peak if again else _all_kept(block, micro_batches, apart)
     is_last = stops == len(costs)
-    # While the loss is taken only what was not checkpointed is there.
+    # While the loss is taken only tensors that were not checkpointed are there.
     idle = 0 if checkpointing == "always" else int(before[-1]) * (1 if again else micro_batches)
     return {
         "inputs": num_inputs * costs[start].input,
@@ -95,11 +95,11 @@ class _Blocks:
 
     Attributes:
         stops: Number of the layer behind each block.
-        before: Bytes that the layers before each have saved, and all of them.
+        before: Bytes that the layers before each layer have saved, and last those of all layers.
         weights: Bytes of the gradients of all weights.
         peak: Most bytes of the micro-batch under way.
-        peak_of_first: The same for the first that goes back, with gradients that wait from then on.
-        peak_of_last: The same for the last one, with those that wait until then.
+        peak_of_first: Peak of the first micro-batch that goes back, with gradients that wait since.
+        peak_of_last: Peak of the last one, with gradients that wait until then.
         between: Gradients that one micro-batch leaves to other partitions, and the next one's.
         incoming: Maps popped in the block that come from other partitions.
         input_from: First layer that keeps the block's input.
@@ -122,7 +122,7 @@ def _walk_blocks(same: _Same, start: int, copied: bool, again: bool, apart: bool
     Args:
         copied: Whether the block's input may not be written into.
         again: Whether activations are computed again in backward.
-        apart: As for `blocks_from`.
+        apart: See `blocks_from`.
     """
     costs = same.costs
     walk = Walk.along(costs, start, copied)
@@ -207,7 +207,7 @@ _cached_walk_blocks = lru_cache(maxsize=8192)(_walk_blocks)
 
 
 def _loss_bytes(head: LayerBytes, micro_batches: int, transients: int) -> int:
-    """What the loss adds: labels, and gradients of all logits or, where more, its own transients.
+    """Return the loss's bytes: labels, and gradients of all logits or its transients, if larger.
 
     The logits of each micro-batch go as its loss is taken, and its softmax stays instead; backward
     runs through all losses first, so that the gradients of all logits wait for the pipeline.

@@ -1,4 +1,4 @@
-"""What devices need on which several partitions lie."""
+"""Bytes of devices that hold several partitions."""
 
 from collections.abc import Hashable, Sequence
 
@@ -11,7 +11,7 @@ __all__ = ["device_bytes"]
 def device_bytes(
     parts: Sequence[PartitionBytes], devices: Sequence[Hashable], checkpointing: Checkpointing
 ) -> dict[Hashable, int]:
-    """Bytes of each device, on which several partitions may lie.
+    """Return the bytes of each device, which may hold several partitions.
 
     Where every micro-batch is computed again, a device has activations of two partitions at a time:
     recomputation of one starts while those of another are still there.

@@ -5,7 +5,7 @@ and is counted as a partition of GPipe with m_j. Where it is the slowest, there 
 map that goes from partition a to b:
 
     in b    m_a − m_b times the map, which a has begun and b has not
-    in a    m_a − m_b times its gradient, which b ends before it needs what a begins next
+    in a    m_a − m_b times its gradient, which b ends before it needs the map that a begins next
 
 While a step ends, and nothing is begun any more, gradients of all but the one under way may wait,
 of m_j − 1 micro-batches.

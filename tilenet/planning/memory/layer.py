@@ -1,11 +1,11 @@
-"""Measure what each layer of a network costs in bytes, on tensors without memory.
+"""Measure the bytes of each layer of a network, on tensors without memory.
 
-Each distinct layer (kind, channels, input size, dtype) is measured once. What is noted suffices to
-put the peak of any consecutive layers together (`partition.py`): what stays for backward,
-and how far above what lives already forward and backward go.
+Each distinct layer (kind, channels, input size, dtype) is measured once. Two figures suffice to
+put the peak of any consecutive layers together (`partition.py`): the bytes that stay for backward,
+and the peaks of forward and backward above the bytes that live already.
 
-Norms count as the plain modules that `build_layer` makes; whole-image statistics add messages of a
-few bytes a channel. Autocast is the CPU's, whose lists differ from CUDA's for a few layers.
+Norms count as the plain modules that `build_layer` builds; whole-image statistics add messages of a
+few bytes a channel. Autocast is the CPU's; its lists differ from CUDA's for a few layers.
 
 A layer runs forward and backward between a source that makes its input and a sink that makes its
 output's gradient, as neighbours in a network would, under `LiveBytes`.

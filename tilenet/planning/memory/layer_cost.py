@@ -1,4 +1,4 @@
-"""What a layer costs in bytes, as `layer.py` measures it and peaks are put together from."""
+"""Bytes of a layer, which `layer.py` measures and which peaks are put together from."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ __all__ = ["LayerBytes"]
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """What one layer costs for one micro-batch, in bytes.
+    """Bytes of one layer for one micro-batch.
 
     Attributes:
         parameters: Trained values.
@@ -26,9 +26,9 @@ class LayerBytes:
             [0] neither input nor that gradient is held from outside, [1] the input is,
             [2] the gradient is, [3] both are.
         gradient: Storage of the input's gradient.
-        skip_gradients: For a join, the storage that each kept map's gradient holds until the stash,
-            and its number, by which storages are told apart.
-        shares_gradient: For a join, whether one of these is that of the input's gradient too.
+        skip_gradients: Of a join, the bytes of the storage that each kept map's gradient holds
+            until the stash, and the storage's number.
+        shares_gradient: Of a join, whether one of these storages holds the input's gradient too.
         first: The same as the first layer of a partition, where that differs: an activation is
             never in place there, and an image wants a gradient in all micro-batches but the first.
     """

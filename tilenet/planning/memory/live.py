@@ -1,8 +1,8 @@
 """Count the bytes of the tensors that live, operation by operation.
 
 Works alike on real tensors and on fake ones (`FakeTensorMode`), which have sizes but no memory: so
-the peak of a run that would need 500 GiB is known in a fraction of a second. What operations take
-for themselves inside (scratch of a convolution's backward) no tensor shows.
+the peak of a run that would need 500 GiB is known in a fraction of a second. Memory that operations
+take inside (scratch of a convolution's backward) is in no tensor, and is not counted.
 """
 
 import weakref
@@ -19,11 +19,11 @@ __all__ = ["LiveBytes"]
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Context in which storages are counted from the operation that makes them until they die.
+    """Context that counts storages from the operation that makes them until they die.
 
     A storage counts once, however many tensors view it. Storages that were there before do not
-    count, unless they are handed to `charge`. Modes are per thread: what other threads do is not
-    seen. Enter it inside of `FakeTensorMode`.
+    count, unless they are handed to `charge`. Modes are per thread: operations of other threads are
+    not seen. Enter it inside of `FakeTensorMode`.
 
     Args:
         on_change: Called behind each operation that made a storage.
@@ -47,7 +47,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._add(tensor.untyped_storage())
 
     def reset_peaks(self) -> None:
-        """Let the peak start over at what lives now."""
+        """Let the peak start over at the bytes alive now."""
         self.peak = self.current
 
     def __torch_dispatch__(

@@ -14,7 +14,7 @@ LARGEST_MAP = 2**31
 def largest_map(
     layers: tuple[Layer, ...], height: int, width: int, batch: int = 1
 ) -> tuple[int, int]:
-    """Number of the layer whose output has the most elements, and how many.
+    """Return the number of the layer with the most output elements, and the number of these.
 
     The input counts as the output of the first layer where it is the largest.
     """
@@ -24,7 +24,7 @@ def largest_map(
 
 
 def countable(layers: tuple[Layer, ...], height: int, width: int, batch: int = 1) -> bool:
-    """Whether torch's kernels, many of which count with 32 bits, can index all maps."""
+    """Whether torch's kernels can index all maps; many of them count with 32 bits."""
     return largest_map(layers, height, width, batch)[1] < LARGEST_MAP
 
 
@@ -52,7 +52,7 @@ def check_weight_bytes(layers: tuple[Layer, ...]) -> None:
     """Refuse networks whose weights alone, in float32, are more than this machine's memory.
 
     Raises:
-        TilenetError: With both sizes.
+        TilenetError: They are more; the error names both sizes.
     """
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     needed = 4 * sum(layer.num_parameters for layer in layers)

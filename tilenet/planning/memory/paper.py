@@ -5,8 +5,8 @@ With n_f base channels, n_c convolutions per level and d cells lost per convolut
     E_l  = I_l² + 2^l n_f Σ_{i=1..n_c} (I_l − i·d)²
     D_l′ = 2^l′ n_f (2 I_l′² + Σ_{i=1..n_c} (I_l′ − i·d)²),   l′ = L − l
 
-are the elements of the encoder's level l and of the decoder's part next to it. A first look, and
-what the paper draws; `layer_bytes` knows the network that really runs.
+are the elements of the encoder's level l and of the decoder's part next to it. They give a first
+look, and the paper's figures; `layer_bytes` knows the network that really runs.
 """
 
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ class LevelBytes:
 def level_bytes(options: UNetOptions, size_px: int, item_bytes: int = 4) -> LevelBytes:
     """Bytes per level for a square input of `size_px`.
 
-    How widths follow from one another: d is what one convolution takes off, 0 with `same` padding
-    and K − 1 with `valid`. I_0 is the input's width. A level hands its pooling I_l − n_c·d, which
-    halves it, rounded down: I_{l+1} = ⌊(I_l − n_c·d) / 2⌋. The decoder begins below, with what the
-    bottleneck hands on: its level l has the doubled width, I_l′ = 2·(I_{l+1}′ − n_c·d), where the
+    Widths follow from one another: one convolution takes d off, 0 with `same` padding and K − 1
+    with `valid`. I_0 is the input's width. A level hands its pooling I_l − n_c·d, which halves it,
+    rounded down: I_{l+1} = ⌊(I_l − n_c·d) / 2⌋. The decoder begins below, with the bottleneck's
+    output: its level l has the doubled width, I_l′ = 2·(I_{l+1}′ − n_c·d), where the
     bottleneck's I is the encoder's I_P; with `same` padding it is padded to the skip's width, which
     may be one cell more, and is I_l again. So I stands for the encoder's width in E and for the
     decoder's in D. The bottleneck counts as E_P.

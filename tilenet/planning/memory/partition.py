@@ -28,12 +28,12 @@ from tilenet.planning.memory.states import state_bytes, states_kept
 __all__ = ["Costs", "PartitionBytes", "block_bytes", "partition_bytes"]
 
 Costs = Sequence[LayerBytes]
-"""Of a network's layers, in order."""
+"""Costs of a network's layers, in order."""
 
 
 @dataclass(frozen=True)
 class PartitionBytes:
-    """Most bytes that a partition's device holds during a training step, by what they are.
+    """Most bytes that a partition's device holds during a training step, by kind.
 
     Attributes:
         parameters: Trained values and running statistics.
@@ -126,11 +126,11 @@ def block_bytes(
     stored: bool = False,
     sharers: int = 1,
 ) -> NDArray[np.float64]:
-    """Bytes of each partition that could be: entry (a, b) is that of the layers a to b − 1.
+    """Return the bytes of each possible partition: entry (a, b) is that of the layers a to b − 1.
 
-    Equals `partition_bytes(…).total`, but for blocks whose stashes are popped outside of them: how
-    many of those gradients wait depends on the partitions between, and the most that
-    `num_partitions` allow is taken.
+    They equal `partition_bytes(…).total`, but for blocks with stashes that are popped outside of
+    them: the number of those gradients that wait depends on the partitions between, and the most
+    that `num_partitions` allow is taken.
 
     Returns:
         Shape (n + 1, n + 1); 0 where b ≤ a.
@@ -158,7 +158,7 @@ def block_bytes(
 
 
 def _waiting_gradients(micro_batches: int, distance: int) -> int:
-    """Micro-batches, besides the one under way, whose skip gradient waits for the stash.
+    """Return the number of other micro-batches with a skip gradient that waits for the stash.
 
     The partition that pops is `distance` partitions ahead in backward.
     """

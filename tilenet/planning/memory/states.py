@@ -1,4 +1,4 @@
-"""What the optimizer keeps of each weight, and whether ranks share it out."""
+"""The optimizer's states of each weight, and whether ranks share them out."""
 
 from typing import Literal
 
@@ -25,7 +25,7 @@ def sharers(shard: Shard, optimizer: str, parameter_bytes: int, ranks: int) -> i
 
 
 def states_kept(optimizer: str) -> tuple[int, int]:
-    """Values per parameter: those that ranks may share out, and those that each keeps."""
+    """Return the values per parameter that ranks may share out, and those that each rank keeps."""
     return _STATES[optimizer.removesuffix(AVERAGED)], int(optimizer.endswith(AVERAGED))
 
 

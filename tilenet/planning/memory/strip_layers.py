@@ -28,7 +28,7 @@ def forward_bytes(layer: Layer, cost: LayerBytes, size: int) -> int:
 
 
 def copied_cols(layer: Conv | Pool, shape: MapShape, out: int, need: Rows) -> int:
-    """Columns of the padded copy that a layer makes of its input; 0: its operator pads itself.
+    """Return the columns of a layer's padded copy of its input; 0: its operator pads itself.
 
     Args:
         shape: Shape of the input map.

@@ -1,4 +1,4 @@
-"""What a sweep of a map holds: rows that are kept, and what a layer takes and gives."""
+"""Memory of a sweep for a map: rows that are kept, and input and output of a layer."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -81,7 +81,7 @@ class _Held:
             self.maps[number].append(Piece(first, stop - first, self._new(number, stop - first)))
 
     def give(self, number: int, rows: LayerRows) -> None:
-        """A layer gives its rows; a stash those that it received."""
+        """Add the output rows of a layer; a stash hands on the rows that it received."""
         (first, stop), layer = rows.out, self.layers[number]
         inside = [p for p in self.maps[number] if p.first <= first < p.first + p.rows]
         if isinstance(layer, Stash) and inside and stop <= inside[0].first + inside[0].rows:
@@ -90,7 +90,7 @@ class _Held:
             self.add(number + 1, first, stop)
 
     def taken(self, number: int, rows: LayerRows) -> int:
-        """Cells of what is put together of several pieces for a layer."""
+        """Return the cells of a layer's inputs that are put together from several pieces."""
         total = 0
         for map_ in self.reads[number]:
             first, stop = max(rows.need[0], 0), min(rows.need[1], self.shapes[map_].rows)
@@ -100,7 +100,7 @@ class _Held:
         return total
 
     def let_go(self, number: int, first: int) -> None:
-        """As `Sweep` lets rows go."""
+        """Let rows before `first` go as `Sweep` does."""
         pieces = self.maps[number]
         while pieces and pieces[0].first + pieces[0].rows <= first:
             del pieces[0]

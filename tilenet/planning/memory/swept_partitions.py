@@ -1,9 +1,9 @@
-"""What each partition of a sweep holds in training.
+"""Memory of each partition of a sweep in training.
 
-It holds what a sweep of its layers does, and the graphs of as many strips more as there are
-partitions behind it. What it is handed waits for it, most where it is the slowest and the others
-are as far ahead as they may: rows of as many strips as it lies behind the partition that made
-them, and gradients of all strips that a partition behind it has ended.
+It holds the tensors of a sweep of its layers, and the graphs of as many strips more as there are
+partitions behind it. Tensors from other partitions wait for it, most where it is the slowest and
+the others are as far ahead as they may: rows of as many strips as it lies behind the partition that
+computed them, and gradients of all strips that a partition behind it has ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def partition_peaks(
 ) -> tuple[int, ...]:
     """Most bytes of tensors that live on each partition's device while a part is swept.
 
-    What is counted is as for `trained_bytes`, and what waits for the partition.
+    Counted are the tensors that `trained_bytes` counts, and those that wait for the partition.
 
     Args:
         height: Rows of the part.
@@ -53,12 +53,12 @@ def partition_peaks(
 
 @dataclass(frozen=True)
 class _Links:
-    """How a partition is tied to the others.
+    """Distances from a partition to the partitions that it exchanges maps with.
 
     Attributes:
         num_behind: Number of partitions behind it.
-        makers: How many partitions before it the one lies that makes a map, by the map's number.
-        readers: How many partitions behind it those lie that read a map, by the map's number.
+        makers: Distance back to the partition that computes a map, by the map's number.
+        readers: Distances forward to the partitions that read a map, by the map's number.
     """
 
     num_behind: int
@@ -88,7 +88,7 @@ class _OpenStrip:
         recomputed: The strip with its graph.
         received: Storages of the rows that came for it.
         gradients: Rows that it sent, with the storages of their gradients.
-        gradients_from: How far behind the partitions lie that have sent gradients.
+        gradients_from: Distances forward to the partitions that have sent gradients.
     """
 
     recomputed: RecomputedStrip

@@ -1,9 +1,9 @@
-"""What one sweep holds in training: states before all strips, and of one strip what its layers keep
-for backward and the gradients that come back through them.
+"""Memory of one sweep in training: states before all strips, and for one strip the tensors that its
+layers keep for backward and the gradients that come back through them.
 
-Each strip's backward is walked through as autograd goes: a layer's gradients come, what the layer
-has kept goes, and the rows of a map that several layers look at add up what comes back of them.
-What a layer keeps and takes for itself is measured once (`layer.py`).
+Each strip's backward is walked through as autograd goes: a layer's gradients come, the tensors that
+it kept go, and rows of a map that several layers look at add up the gradients of these layers. The
+bytes that a layer keeps and takes for itself are measured once (`layer.py`).
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ LABEL_BYTES = 8  # of a pixel's label, as the loss takes it
 
 @dataclass(eq=False)
 class SweptRows(Piece):
-    """Rows of a map whose gradients come."""
+    """Rows of a map that get gradients."""
 
     map_: int = 0
     is_leaf: bool = False
@@ -63,7 +63,7 @@ class _Node:
         number: Number of the layer; None: rows that are kept are copied.
         out: Rows of its output.
         saved: Storages that live until its backward.
-        share: Its cells over those that were measured.
+        share: Number of its cells over that of the measured layer.
     """
 
     number: int | None
@@ -79,15 +79,15 @@ class RecomputedStrip:
 
     Attributes:
         state: Rows that were kept before it.
-        leaves: The same, whose gradients are taken.
+        leaves: The same rows as leaves of the graph, which take gradients.
         received: Rows that came from other partitions.
         after: Rows that are kept after it.
         sent: Rows that go to other partitions.
-        logits: Rows that are measured; None: none.
-        loss: What is kept of these.
-        labels: Their labels.
-        measured_bytes: Bytes of these in the dtype in which they are measured.
-        tape: Its graph.
+        logits: Rows of logits for the loss; None: none.
+        loss: Storage that the loss keeps of the logits.
+        labels: Storage of their labels.
+        measured_bytes: Bytes of the logits in the loss's dtype.
+        tape: Graph of the strip.
     """
 
     state: list[list[SweptRows]]
@@ -148,7 +148,7 @@ class SweptBackward:
         """Most bytes of a sweep.
 
         Args:
-            keeps_logits: Whether what is measured keeps as much as the last map is.
+            keeps_logits: Whether the loss keeps as many bytes as the last map has.
         """
         strips, states = list(sweep(self.layers, edges)), []
         for strip in strips:
@@ -223,7 +223,7 @@ class SweptBackward:
         self.uses[storage] += 1
 
     def drop(self, *storages: int) -> None:
-        """End what `make` or `hold` began."""
+        """End the uses of storages that `make` or `hold` began."""
         for storage in storages:
             self.uses[storage] -= 1
             if not self.uses[storage]:
@@ -302,7 +302,7 @@ class SweptBackward:
             node.saved = [*inputs * cost.keeps_input, *[storage] * cost.keeps_output]
             for saved in node.saved:
                 self.hold(saved)
-            if not isinstance(layer, Join):  # whose inputs are all that it keeps
+            if not isinstance(layer, Join):  # a join keeps its inputs alone
                 cast = min(cast_bytes(layer, cost, self.item_bytes), cost.saved)
                 # Less than a row: of channels, such as a norm's, whatever the rows.
                 many = node.share if cost.saved - cast >= self.size(number + 1, 1) else 1
@@ -366,9 +366,9 @@ class SweptBackward:
         return RecomputedStrip(state, *edges, logits, *measured, tape)
 
     def _measure(self, logits: SweptRows, *, keeps_logits: bool) -> tuple[int, int, int]:
-        """What is kept of rows that are measured, their labels, and bytes in the loss's dtype.
+        """Make the storages that the loss keeps, of logits and labels; return them with the bytes.
 
-        Cross-entropy keeps logarithms, in float32 at least.
+        Bytes are those in the loss's dtype: cross-entropy keeps logarithms, in float32 at least.
         """
         size = self.size(logits.map_, logits.rows)
         if not keeps_logits:
@@ -411,7 +411,7 @@ class SweptBackward:
                 self.drop(wide)
             self._add(strip.logits, gradient)
         for node in strip.tape:
-            if node.out.map_ in self.keeps:  # what comes for the whole map
+            if node.out.map_ in self.keeps:  # the gradient of the whole map comes
                 self._add(node.out, self.make(0))
         for node in reversed(strip.tape):
             self._backpropagate_node(node)
@@ -464,7 +464,7 @@ class SweptBackward:
         return int(max(taken - of_weights, 0) * node.share) + of_weights
 
     def _coming(self, node: _Node, read: _Read, gradient: int) -> int | None:
-        """The gradient of what is looked at; None: of the image."""
+        """Return the storage of the gradient of rows that a node reads; None for the image."""
         layer = None if node.number is None else self.layers[node.number]
         if read.pieces and read.pieces[0][0].map_ == 0:
             return None

@@ -1,4 +1,4 @@
-"""How training sweeps a tile, in which strips and whether sweeps hand maps on, and what that takes.
+"""Plan the sweeps of a tile in training: strips, maps that sweeps hand on, and their memory.
 
 A network is swept once for each average of the whole image, then for its output. Where sweeps hand
 maps on, no layer is computed in two of them; the maps and their gradients are held whole, and the
@@ -33,7 +33,7 @@ SHARE = 0.5
 
 
 def averaged_sweeps(layers: tuple[Layer, ...]) -> tuple[int, ...]:
-    """Numbers of the layers to whose averages of the whole image training sweeps."""
+    """Return the numbers of the layers that average the whole image and need a sweep for it."""
     averages = (n for n in summed_cells(layers) if isinstance(layers[n], GlobalPool))
     return tuple(number for number in averages if number)
 
@@ -55,7 +55,7 @@ def maps_to_keep(
 def plan_sweeps(
     layers: tuple[Layer, ...], height: int, width: int, item_bytes: int, device_bytes: int = 0
 ) -> Sweeps:
-    """The strips whose sweep to the output takes the least memory, and maps to keep where they fit.
+    """Choose the strips of least memory in the sweep to the output, and maps to keep if they fit.
 
     Args:
         height: Rows of the part, a multiple of the alignment.
@@ -125,16 +125,16 @@ def trained_bytes(
 ) -> int:
     """Most bytes of tensors that live while a part of an image is swept forward and backward.
 
-    Counted are states, gradients of weights and of states, and what a strip's layers keep, with a
-    loss that keeps logarithms in float32 at least, and labels, and takes twice the logarithms in
-    its backward, as cross-entropy does; maps that are kept, with their gradients; neither the image
-    nor weights. Averages of the whole image are swept after the rest.
+    Counted are states, gradients of weights and of states, and tensors that a strip's layers keep,
+    with a loss that keeps logarithms in float32 at least, and labels, and takes twice the
+    logarithms in its backward, as cross-entropy does; maps that are kept, with their gradients;
+    neither the image nor weights. Averages of the whole image are swept after the rest.
 
     Args:
         height: Rows of the part.
         width: Columns of the part.
         strip_rows: Rows of a strip.
-        most_cells: As for `maps_to_keep`; 0: sweeps hand no maps on.
+        most_cells: See `maps_to_keep`; 0: sweeps hand no maps on.
     """
     costs = strip_costs(layers, width, item_bytes)
     by_sweep = maps_to_keep(layers, height, width, most_cells) if most_cells else {}

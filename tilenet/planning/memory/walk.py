@@ -1,4 +1,4 @@
-"""What each of consecutive layers makes in forward, leaves for backward and frees there.
+"""Bytes that each of consecutive layers makes in forward, leaves for backward and frees there.
 
 A map that several layers keep counts once, at the first that keeps it.
 """
@@ -30,8 +30,8 @@ class Walk:
         outputs: The layer's output.
         output_until: Last layer in whose backward the output lives, since it is saved anyway.
         input_from: First layer that keeps the block's input (n: no layer does).
-        roots: Map that each layer's input lies in, and the last one's output: the number of the
-            layer whose input it is first.
+        roots: Map that holds each layer's input, and last that of the output: the number of the
+            first layer with this map as its input.
         sizes: Sizes of these maps; the block's input counts elsewhere, and is 0 here.
         keepers: First layer that keeps each; maps that no layer keeps are left out.
     """

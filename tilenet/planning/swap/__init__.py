@@ -1,1 +1,1 @@
-"""How many layers of a partition swap what backward needs."""
+"""Choose the layers of a partition that swap the tensors that backward needs."""

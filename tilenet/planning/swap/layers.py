@@ -1,4 +1,4 @@
-"""What each layer of a partition saves for backward, and what its seconds and peaks are."""
+"""Bytes that each layer of a partition saves for backward, its seconds and its peaks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ NO_LAYER = 1 << 30  # as a number, beyond that of any layer
 
 @dataclass(frozen=True)
 class SavingLayer:
-    """A layer that keeps or swaps what it saves; figures are those of one micro-batch.
+    """A layer that keeps or swaps its saved tensors; figures are those of one micro-batch.
 
     Attributes:
         forward_s: Seconds of forward.
@@ -30,14 +30,14 @@ class SavingLayer:
         forward_bytes: Peak of forward, above what the layers before have left when all keep.
         backward_bytes: Peak of backward, above the same; `saved_bytes` is included.
         input_bytes: Bytes of the input map; 0 where it is saved and too small to be swapped.
-        input_keeper: Number of the layer whose saved bytes include the input; the partition's first
-            is 0.
+        input_keeper: Number of the layer that counts the input among its saved bytes; the
+            partition's first is 0.
         needs_input: Whether backward needs the input.
         weight_bytes: Bytes of the gradients of its weights.
-        between_bytes: Where it is the last: its gradient, and the gradients of skips of the
-            micro-batch before, which may leave to other partitions only after that has come.
-        held: Numbers of the stashes before whose input is held while this layer runs forward: their
-            pops come later.
+        between_bytes: Of the last layer, bytes of its gradient, and of the gradients of skips of
+            the micro-batch before, which may leave to other partitions only after that has come.
+        held: Numbers of the stashes before that hold their input while this layer runs forward:
+            their pops come later.
     """
 
     forward_s: float
@@ -59,8 +59,8 @@ def saving_layers(
 ) -> tuple[SavingLayer, ...]:
     """The layers [start, stop).
 
-    With all kept, their peak is `partition_bytes(…).activations` without checkpointing. What comes
-    over the boundary is not included: `partition_bytes(…).inputs` counts it, and it stays.
+    With all kept, their peak is `partition_bytes(…).activations` without checkpointing. Maps that
+    come over the boundary are not included: `partition_bytes(…).inputs` counts them, and they stay.
 
     Args:
         costs: Costs of the whole network, from `layer_bytes`.
@@ -102,7 +102,7 @@ def saving_layers(
 def _skips(
     costs: Sequence[LayerBytes], start: int, stop: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[int, int]]:
-    """What skips add to the layers [start, stop).
+    """Return the bytes that skips add to the layers [start, stop).
 
     Gradients wait from the pop's backward to the stash's, or for the whole partition where one of
     the two is elsewhere; maps of other partitions' stashes wait for their pop, and those that are

@@ -1,7 +1,7 @@
-"""What each partition of a pipeline swaps so that a step fits its devices, and what that costs.
+"""Plan the swaps of each partition of a pipeline, so that a step fits its devices, and their cost.
 
-Where activations are computed again, what lives long are inputs and skips, which then wait on the
-host (`pipeline.host_store`). Where they are kept, the first layers of a partition swap
+Where activations are computed again, the long-lived tensors are inputs and skips, which then wait
+on the host (`pipeline.host_store`). Where they are kept, the first layers of a partition swap
 (`threshold.py`).
 """
 
@@ -33,10 +33,10 @@ class Demand:
     Attributes:
         costs: Costs of all layers, from `layer_bytes`.
         balance: Layers of each partition.
-        micro_batches: How many are under way.
-        checkpointing: Which of them are computed again.
-        optimizer: Name of the optimizer, as for `partition_bytes`.
-        devices: One per partition; several may lie on one.
+        micro_batches: Number of micro-batches under way.
+        checkpointing: The micro-batches that are computed again.
+        optimizer: Name of the optimizer, see `partition_bytes`.
+        devices: One device per partition; several partitions may lie on one.
         sharers: Ranks that share out the optimizer's states.
     """
 
@@ -75,11 +75,11 @@ class Demand:
 
 @dataclass(frozen=True)
 class Speeds:
-    """What decides how much is swapped.
+    """Speeds of computing and of copies, which decide how much is swapped.
 
     Attributes:
         times: Seconds of all layers, for one micro-batch.
-        bandwidth: Bytes/s between a device and where its tensors go, in each direction.
+        bandwidth: Bytes/s between a device and the host or file, in each direction.
         min_bytes: Smaller tensors stay: a copy takes a while however short it is.
     """
 
@@ -90,12 +90,12 @@ class Speeds:
 
 @dataclass(frozen=True)
 class PartitionSwaps:
-    """What one partition swaps.
+    """The swaps of one partition.
 
     Attributes:
         layers: Number of layers that swap, from the first on; the others keep.
         device_bytes: Predicted peak.
-        in_flight_bytes: Bytes of copies out that may be under way: what its limit leaves.
+        in_flight_bytes: Most bytes of copies out under way, as many as its limit leaves.
         swapped_bytes: Bytes that leave the device in a mini-batch.
         forward_s: Seconds that a micro-batch's forward takes longer.
         backward_s: Seconds that a micro-batch's backward takes longer.
@@ -111,7 +111,7 @@ class PartitionSwaps:
 
 @dataclass(frozen=True)
 class SwapPlan:
-    """What a rank swaps.
+    """The swaps of a rank.
 
     Attributes:
         layers: Number of layers of the network.
@@ -119,7 +119,7 @@ class SwapPlan:
         largest_bytes: Largest map of the network.
         device_bytes: Predicted peak of the fullest device.
         stored: Whether skips between partitions and inputs of checkpoints wait on the host.
-        partitions: One each.
+        partitions: The swaps of each partition.
     """
 
     layers: int
@@ -136,7 +136,7 @@ class SwapPlan:
 
     @property
     def swapped_layers(self) -> int:
-        """How many layers swap what they save."""
+        """Number of layers that swap their saved tensors."""
         return sum(part.layers for part in self.partitions)
 
     @property
@@ -225,7 +225,7 @@ def _swapping(
 def _shares(
     needed: Sequence[int], devices: Sequence[Hashable], limit: float
 ) -> Iterator[list[float]]:
-    """Bytes of each partition; what several on one device may use is tried in a few ways.
+    """Yield limits of the partitions in bytes; a device with several is divided in a few ways.
 
     As each would fill it; as much for each, those with less leave the rest to the others; between.
     """
@@ -245,7 +245,7 @@ def _shares(
 def _storing(
     demand: Demand, sizes: Sequence[PartitionBytes], limit: float, speeds: Speeds
 ) -> list[PartitionSwaps]:
-    """Partitions, with what their stores move."""
+    """Return the swaps of partitions that let skips and inputs wait in stores."""
     skips, peaks, partitions = find_skips(demand.costs), demand.peaks(sizes), []
     for (start, stop), size, device in zip(demand.blocks, sizes, demand.devices, strict=True):
         arrives = demand.costs[start].input if start else 0

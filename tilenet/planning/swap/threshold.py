@@ -1,7 +1,7 @@
-"""How many of a partition's layers swap, from the first on: TFLMS's threshold, simulated.
+"""Choose how many of a partition's layers swap, from the first on: TFLMS's threshold, simulated.
 
 Backward needs the oldest last, so that their copies have most time. Whatever fits stays, and
-of the thresholds that fit the one is taken whose simulated step is fastest.
+of the thresholds that fit the one with the fastest simulated step is taken.
 """
 
 from collections import deque
@@ -15,19 +15,19 @@ from tilenet.planning.swap.layers import SavingLayer
 
 __all__ = ["Threshold", "choose", "simulate"]
 
-MOST_AHEAD = 2  # layers whose maps are fetched ahead of their use
+MOST_AHEAD = 2  # layers that have their maps fetched ahead of use
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """How many layers swap, and what that costs.
+    """A number of layers that swap, and its cost.
 
     Attributes:
         layers: Number of layers that swap, from the first on; the others keep.
         seconds: Forward and backward of all micro-batches, with stalls.
-        peak_bytes: Without the fixed bytes: parameters, gradients, optimizer, what comes in.
+        peak_bytes: Peak without the fixed bytes: parameters, gradients, optimizer, inputs.
         swapped_bytes: Bytes that go out in a step, of all micro-batches.
-        in_flight_bytes: Bytes of copies out that may be under way: what the limit leaves.
+        in_flight_bytes: Most bytes of copies out under way, as many as the limit leaves.
     """
 
     layers: int
@@ -50,7 +50,7 @@ def choose(
     copied, best = 0, None
     for k in range(len(layers) + 1):
         copied += layers[k - 1].swapped_bytes if k else 0
-        # What goes out comes back, so that more layers take no less; rounding aside.
+        # Tensors that go out come back, so that more layers take no less; rounding aside.
         least_s = micro_batches * max(computing, 2 * copied / bandwidth) * (1 - 1e-12)
         if best is not None and best.seconds <= least_s:
             break
@@ -84,7 +84,7 @@ class _Step:
 
     @classmethod
     def of(cls, layers: Sequence[SavingLayer], k: int) -> "_Step":
-        """Where the first k layers swap.
+        """Return the step in which the first k layers swap.
 
         A map that several layers need counts once: while the layer that saved it keeps it, it is
         there for the others, too. One that went out, a layer that keeps saves for itself.
@@ -107,13 +107,13 @@ class _Step:
         return cls(left, forward, backward, out, back, weights, layers[-1].between_bytes)
 
     def least_peak(self, micro_batches: int) -> int:
-        """Where computing waits for each copy out, and nothing is fetched ahead."""
+        """Return the peak if computing waits for each copy out, and nothing is fetched ahead."""
         forward = (micro_batches - 1) * self.left + max(self.forward)
         rounds = {0, max(0, micro_batches - 2), micro_batches - 1}  # the fullest of each kind
         return max(forward, *(max(self.backward_of(n, micro_batches)) for n in rounds))
 
     def backward_of(self, number: int, micro_batches: int) -> list[int]:
-        """Peak of each layer's backward of a micro-batch, the last of which goes back first.
+        """Return the peak of each layer's backward; the last micro-batch goes back first.
 
         Gradients of weights wait for those of the other micro-batches (`memory.block`).
         """
@@ -149,16 +149,16 @@ def simulate(
     micro_batches: int = 1,
     limit_bytes: float = inf,
 ) -> Threshold:
-    """A step whose first k layers swap: forward of all micro-batches, backward in reverse.
+    """Simulate a step with its first k layers swapping: all forward, then backward in reverse.
 
     Copies out run one after another, in the order of forward; copies back follow, in the order in
-    which backward needs them. What is on its way out still takes room: a layer waits for the oldest
-    copies until the rest is no more than the limit leaves to them at the fullest moment, one number
-    that `HostCopies` keeps to. A map is fetched ahead where it fits until it is used. Both depend
-    on bytes and not on times, so that more room never makes a step slower.
+    which backward needs them. Tensors on their way out still take room: a layer waits for the
+    oldest copies until the rest is no more than the limit leaves to them at the fullest moment, one
+    number that `HostCopies` keeps to. A map is fetched ahead where it fits until it is used. Both
+    depend on bytes and not on times, so that more room never makes a step slower.
 
     Args:
-        limit_bytes: Limit of the peak; where the step needs more, what it needs.
+        limit_bytes: Limit of the peak; a step that needs more takes what it needs.
     """
     step, rounds = _Step.of(layers, k), range(micro_batches)
     least = float(step.least_peak(micro_batches))
@@ -206,14 +206,14 @@ def simulate(
 def _fetches(
     base: Sequence[int], back: Sequence[int], limit: float
 ) -> tuple[dict[int, list[int]], list[int]]:
-    """When each fetch is issued, and what is ahead of its use.
+    """Return when each fetch is issued, and the bytes that are fetched ahead of use.
 
     Args:
-        base: Bytes at each event of backward, without what is ahead.
-        back: Bytes that must be back for each.
+        base: Bytes at each event of backward, without bytes fetched ahead.
+        back: Bytes that must be back for each event.
 
     Returns:
-        By event the events whose fetch is issued at its start, and the bytes that are ahead.
+        The events to fetch for at an event's start, by that event, and the bytes ahead.
     """
     ahead = [0] * len(base)
     issued: list[int] = []

@@ -1,4 +1,4 @@
-"""How long a layer takes."""
+"""Seconds of a layer."""
 
 from dataclasses import dataclass
 

@@ -25,7 +25,7 @@ def measure_layers(
     can be measured that could not be trained there.
 
     Args:
-        network: In training mode, on any device; has no gradients afterwards.
+        network: Network in training mode, on any device; it has no gradients afterwards.
         image: (1, bands, H, W).
         precision: `bfloat16` and `float16` compute under autocast.
         repeats: Runs of each layer, after one that warms up.

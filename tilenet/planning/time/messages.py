@@ -20,14 +20,14 @@ __all__ = ["Link", "Times", "halo_times", "norm_times", "together"]
 Times = tuple[LayerTime, ...]  # of each layer
 
 STATISTIC_BYTES = 8  # sums are float64
-# Sums that `exchange/norm.py` takes: of values and cells, of what is left over and its squares;
+# Sums that `exchange/norm.py` takes: of values and cells, of the mean's rest and of squares;
 # backward one of two values each.
 FORWARD_SUMS, BACKWARD_SUMS = 2, 1
 
 
 @dataclass(frozen=True)
 class Link:
-    """What messages of a rank cost.
+    """The cost of a rank's messages.
 
     Attributes:
         message_s: Seconds of the rank's work for a message: copying, posting, waiting.
@@ -61,7 +61,7 @@ def _busiest(tiling: Tiling) -> tuple[int, int]:
 
 
 def _halos(layers: tuple[Layer, ...], tiling: Tiling) -> tuple[LayerHalo, ...]:
-    """What that tile's rank exchanges before each layer."""
+    """Return the halos that the rank with most neighbours exchanges before each layer."""
     rows, cols = tiling_shares(layers, tiling)
     place = _busiest(tiling)
     return tuple(halo_of(row, col, place) for row, col in zip(rows, cols, strict=True))
@@ -73,7 +73,7 @@ def halo_times(
     """Seconds of each layer's halos for one micro-batch; backward their gradients go back.
 
     Args:
-        parts: Number of parts in which a tile is computed, each with messages of its own.
+        parts: Number of parts that a tile is computed in, each with messages of its own.
     """
     times, trained = [], False
     for layer, halo in zip(layers, _halos(layers, tiling), strict=True):

@@ -32,13 +32,13 @@ class ProfiledLayer:
     backward_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain dictionary, the way it is written: the layer's own fields, and its seconds."""
+        """Return a plain dictionary to write: the layer's own fields, and its seconds."""
         seconds = {"forward_s": self.forward_s, "backward_s": self.backward_s}
         return {**layer_to_json(self.layer), **seconds}
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> "ProfiledLayer":
-        """What `to_json` wrote."""
+        """Read the dictionary that `to_json` returned."""
         own = {key: value for key, value in entry.items() if key not in ("forward_s", "backward_s")}
         return cls(layer_from_json(own), float(entry["forward_s"]), float(entry["backward_s"]))
 
@@ -64,13 +64,13 @@ class Profile:
     memory: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain dictionary, the way it is written."""
+        """Return a plain dictionary to write."""
         layers = [layer.to_json() for layer in self.layers]
         return {"tilenet_profile": VERSION, **asdict(self), "layers": layers}
 
 
 def read_profile(path: Path) -> Profile:
-    """Read what `tilenet profile` wrote.
+    """Read a file that `tilenet profile` wrote.
 
     Raises:
         TilenetError: It is no profile, or not one that this version understands.

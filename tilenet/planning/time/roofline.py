@@ -1,8 +1,8 @@
 """Seconds that each layer takes, by the roofline: arithmetic or memory, whichever takes longer.
 
 S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009. Estimates for choosing between
-plans on a machine that is not at hand; unless the machine's `kernel_s` says what launching costs,
-tiles of a few hundred pixels look faster than they are. `profile.py` reads what was measured
+plans on a machine that is not at hand; unless the machine's `kernel_s` holds the cost of launching,
+tiles of a few hundred pixels look faster than they are. `profile.py` reads times that were measured
 instead.
 """
 

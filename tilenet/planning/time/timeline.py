@@ -1,11 +1,11 @@
-"""When each partition computes what: a simulated step.
+"""Simulate a step: the times at which each partition computes.
 
 With GPipe, in the order in which torchgpipe issues it, every device runs its share of the forward,
 then for each micro-batch from the last to the first its recomputation R, if it is checkpointed, and
 its backward B. R waits for nothing but the device, so that it fills the time until the gradient
 arrives (torchgpipe's `checkpoint.py`: Recompute precedes Checkpoint's gradient). So it is on GPUs,
-whose queues are filled ahead; copies run during the computation, one at a time in each direction
-over a boundary.
+since their queues are filled ahead; copies run during the computation, one at a time in each
+direction over a boundary.
 
 With one forward, one backward partition j of P begins micro-batches until it has min(most, P − j)
 under way, then ends the oldest before it begins another (`pipeline.flow`).
@@ -25,7 +25,7 @@ Kind = Literal["F", "R", "B"]
 
 @dataclass(frozen=True)
 class Event:
-    """What a partition's device is busy with.
+    """A stretch of work of a partition's device.
 
     Attributes:
         partition: Number of the partition, from 0.
@@ -64,7 +64,7 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Share of the devices' time in which they wait."""
+        """Share of the devices' time spent waiting."""
         whole_s = self.num_partitions * self.makespan_s
         return 1 - sum(self.busy_s) / whole_s if whole_s else 0.0
 
@@ -85,7 +85,7 @@ def simulate(
         transfer_s: Seconds to move a micro-batch's maps, or their gradients, over each boundary:
             one value fewer than there are partitions.
         micro_batches: Number of micro-batches.
-        checkpointing: Which micro-batches are recomputed.
+        checkpointing: The micro-batches that are recomputed.
     """
     n, m = len(forward_s), micro_batches
     stop = {"always": m, "except_last": m - 1, "never": 0}[checkpointing]
@@ -125,7 +125,7 @@ def simulate_flow(
     """The timeline of a step.
 
     Args:
-        micro_batches: Those of the step.
+        micro_batches: Number of micro-batches of the step.
         most: Most of them in the pipeline at once.
         recompute: Whether partitions but the last compute each again in backward.
 
@@ -142,7 +142,7 @@ def simulate_flow(
     takes_s = {"F": forward_s, "R": forward_s, "B": backward_s}
 
     def ready_s(j: int, kind: Kind, number: int) -> float | None:
-        """When its input is there; None: not known yet."""
+        """Return the time at which its input is there; None: not known yet."""
         if kind == "R" or (j, kind) in ((0, "F"), (count - 1, "B")):
             return 0.0
         return arrived_s.get((j, kind, number))
@@ -170,7 +170,7 @@ def simulate_flow(
 
 
 def _works(micro_batches: int, most: int, *, recompute: bool) -> Iterator[tuple[Kind, int]]:
-    """What a partition does, in order."""
+    """Yield the work of a partition in order."""
     for number in range(micro_batches + most):
         if number >= most:
             if recompute:
@@ -181,7 +181,7 @@ def _works(micro_batches: int, most: int, *, recompute: bool) -> Iterator[tuple[
 
 
 def _moved(left_s: list[float], takes_s: float) -> list[float]:
-    """When maps arrive that leave one after another and share a link."""
+    """Return the times at which maps arrive that leave one after another and share a link."""
     arrived_s: list[float] = []
     for ready_s in left_s:
         arrived_s.append(max([ready_s, *arrived_s[-1:]]) + takes_s)
