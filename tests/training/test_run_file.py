@@ -236,7 +236,7 @@ def test_the_help_says_what_each_key_means(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         parser().parse_args(["--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "--schedule.factor FACTOR of `step` (type: float, default: 0.1)" in said
+    assert "--schedule.factor FACTOR factor of `step` (type: float, default: 0.1)" in said
     assert "label of pixels that do not count" in said
 
 

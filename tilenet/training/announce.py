@@ -24,7 +24,7 @@ __all__ = ["announce", "announce_images", "say_states_beyond"]
 
 
 def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
-    """Print which bands and labels are resampled, what is held out, and where crops may lie.
+    """Print resampled bands and labels, held-out images and blocks, and the places of crops.
 
     Args:
         as_made: Whether a module starts with its own weights, not with those of a checkpoint.
@@ -106,7 +106,7 @@ def announce(
     Args:
         sample: An image or crop of the first step.
         steps: Number of steps left.
-        transport: How gradients travel between ranks.
+        transport: Transport of gradients between ranks.
         num_ranks: Ranks of the run.
         state_bytes: Most bytes of the optimizer's states that a rank keeps, if ranks share them
             out; None: each rank keeps all.

@@ -21,11 +21,11 @@ class LearningRate:
             times `factor` from each milestone on. The share is that of the steps after the warm-up
             that are made.
         power: Power of poly.
-        warmup_steps: Before the schedule begins, the rate rises in equal steps to `lr` (Goyal et
-            al., "Accurate, Large Minibatch SGD", 2017).
+        warmup_steps: Steps before the schedule begins, in which the rate rises in equal steps to
+            `lr` (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
         milestones: Steps from 0, rising.
         factor: Factor of step.
-        min_lr: What poly and cosine fall to, and step does not fall below.
+        min_lr: Rate that poly and cosine fall to, and that step does not fall below.
     """
 
     lr: float
@@ -54,5 +54,5 @@ class LearningRate:
                 return max(self.lr * self.factor**passed, self.min_lr)
 
     def _between(self, height: float) -> float:
-        """From `min_lr` (0) to `lr` (1)."""
+        """Return the rate at a height between `min_lr` (0) and `lr` (1)."""
         return self.min_lr + (self.lr - self.min_lr) * height

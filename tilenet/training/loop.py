@@ -60,7 +60,7 @@ class Loop:
             callbacks: Called after each step and validation.
 
         Raises:
-            AgreedError: On all ranks, if any rank refuses something.
+            AgreedError: On all ranks, if any of them refuses to go on.
         """
         run, comm = self.run_file, self.comm
         self.watchdog.arm("the first weights", SLOW)

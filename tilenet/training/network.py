@@ -33,7 +33,7 @@ class RunNetwork:
     Args:
         plan: Layout of the run.
         devices: Devices of this rank, one per partition.
-        request: What to swap.
+        request: Swapping that the run asks for, and the loads that must fit.
         seed: Seed of the first weights.
         halos_from: Memory from which halos of feature maps are sent: `auto`, `host` or `device`.
         control: Ranks of the run; requests to stop are checked while weights are drawn.
@@ -41,7 +41,7 @@ class RunNetwork:
 
     Attributes:
         sharers: Number of ranks that share out the optimizer's states.
-        network: The network, whose layers exchange halos between ranks if the plan needs it.
+        network: The network; its layers exchange halos between ranks if the plan needs it.
         pipe: The pipeline of the network over the devices.
         image_comm: Ranks of the same image, row by row of the grid.
 
@@ -120,7 +120,7 @@ class RunNetwork:
         return here + state_bytes(self._optimizer, here, self.sharers)
 
     def shares(self, comm: "MPI.Intracomm", piece_bytes: int) -> Shares | None:
-        """How ranks share out the update, by pieces of gradients; None: each updates all."""
+        """Return the ranks' shares of the update, in pieces of gradients; None: no shares."""
         return None if self.sharers == 1 else Shares(self.network.trained, comm, piece_bytes)
 
     def gradient_sum(
@@ -143,7 +143,7 @@ class RunNetwork:
         return state_bytes(self._optimizer, weights, sharers)
 
     def swapping(self) -> AbstractContextManager[None]:
-        """Context in which the pipeline's layers swap as planned."""
+        """Return a context in which the pipeline's layers swap as planned."""
         if self._swaps is None:
             return nullcontext()
         assert isinstance(self.pipe, Pipe)

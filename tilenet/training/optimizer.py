@@ -1,6 +1,6 @@
 """The optimizer of a run: torch's, without the compiler that takes longer to import than torch.
 
-They run what torch's run, but for the wrappers by which `torch.compile` finds them.
+They run the code of torch's optimizers, but for the wrappers that `torch.compile` finds them by.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ __all__ = ["EagerAdamW", "EagerSGD", "make_optimizer"]
 
 
 class _Eager(torch.optim.Optimizer):
-    """To be named before one of torch's optimizers."""
+    """Mixin to name before one of torch's optimizers in a class's bases."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         unwrap(super().add_param_group)(self, param_group)

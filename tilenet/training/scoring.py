@@ -1,6 +1,6 @@
 """Score a network while it trains: the map that `tilenet predict` would make, against labels.
 
-It is that very map, made by the same ranks in the same way, whose pixels are counted instead of
+It is that very map, made by the same ranks in the same way, but its pixels are counted instead of
 written; so `tilenet evaluate` of the map finds the same scores. The network in training lends its
 tensors and nothing else: no module of it is switched over, and no random number is drawn.
 """
@@ -116,7 +116,7 @@ class Validation:
         record, devices, comm = self.record, self.devices, self.comm
         self.dtype = parameter_dtype(record.precision)
         if whole := [part for part in images if part.windows is None]:
-            # What is wrong with them is found before the first step, not after an epoch.
+            # Errors in them are found before the first step, not after an epoch.
             files = [part.image for part in whole], [part.labels for part in whole]
             number = len(record.classes)
             survey(*files, number, None, control)

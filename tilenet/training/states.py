@@ -57,7 +57,7 @@ def check_state(
     """Refuse tensors that the optimizer does not keep, or that do not fit the parameter.
 
     Raises:
-        TilenetError: On the first of them.
+        TilenetError: The error names the first of them.
     """
     keys_of = {torch.optim.AdamW: ADAMW, torch.optim.Adam: ADAMW, torch.optim.SGD: SGD}
     keys_of |= {EagerAdamW: ADAMW, EagerSGD: SGD}
@@ -83,8 +83,8 @@ def optimizer_tensors(
     """An optimizer's states, by the parameter's name and the state's name.
 
     Args:
-        shares: How states are shared out over ranks: they travel part by part to rank 0, which
-            alone holds all, as copies; empty on the others. Collective then.
+        shares: Shares of the ranks in the states: they travel part by part to rank 0, which alone
+            holds all, as copies; empty on the others. Collective then.
     """
     names: dict[torch.Tensor, str] = {
         parameter: name for name, parameter in network.named_parameters()
@@ -158,7 +158,7 @@ def fill_optimizer(
     Args:
         state: Whole states, which are copied.
         where: Name of the checkpoint, for errors.
-        shares: How states are shared out over ranks; None: each rank keeps all.
+        shares: Shares of the ranks in the states; None: each rank keeps all.
 
     Raises:
         TilenetError: The states are of another network or optimizer.

@@ -48,10 +48,10 @@ class StepResult:
         weight: Sum of the weights of the labelled pixels.
         rate: Learning rate of the update.
         seconds: Duration of the whole step.
-        read_seconds: Time in which this rank waited for pixels.
+        read_seconds: Time that this rank waited for pixels.
         reduce_seconds: Time of waiting for the sum of gradients after the last backward.
         swaps: Swapped tensors and bytes of this rank; zeros if nothing is swapped.
-        exchange_seconds: Time in which this rank waited for others inside of layers and losses.
+        exchange_seconds: Time that this rank waited for others inside of layers and losses.
         peak_bytes: Most memory that this rank has held so far.
         stop: Whether any rank was asked to stop.
     """
@@ -115,8 +115,8 @@ class Step:
             step: Its number, from 0.
             reads: This rank's micro-batches, of this step and those after it; empty ones do not
                 count.
-            num_reads: How many of them are this step's.
-            images: Numbers of the images or crops of which this rank's replica computes tiles.
+            num_reads: Number of micro-batches of this step.
+            images: Numbers of the images or crops that this rank's replica computes tiles of.
             stop: Whether this rank was asked to stop; asked once, after the last tile.
 
         Raises:

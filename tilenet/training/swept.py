@@ -34,7 +34,7 @@ def swept_pipe(
         device_bytes: Bytes that a step may take on the device.
     """
     layers, precision = plan.record.layers, plan.record.precision
-    item_bytes = ITEM_BYTES[precision]  # as it is planned
+    item_bytes = ITEM_BYTES[precision]  # as the planner counts them
 
     def sweeps(height: int, width: int) -> Sweeps:
         fitting = plan_sweeps(layers, height, width, item_bytes, device_bytes)

@@ -62,8 +62,8 @@ def add_in_flow(
     Args:
         batch: The micro-batches, with labels anywhere; a thread takes them one by one.
         most: Most of them in the pipeline at once.
-        of_window: As for `tile_sums`; called once.
-        add: Takes a tile's sums, and returns what backward begins with.
+        of_window: See `tile_sums`; called once.
+        add: Function that adds a tile's sums, and returns the tensor that backward begins with.
     """
     assert isinstance(pipe, Pipe), "strips of sweeps flow by themselves"
     under_way: dict[int, Sequence[ReadTile]] = {}

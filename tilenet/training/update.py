@@ -77,9 +77,9 @@ class Update:
             self.average.update()
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Context in which the network has its averaged weights, if they are averaged."""
+        """Return a context in which the network has its averaged weights, if they are averaged."""
         return nullcontext() if self.average is None else self.average.in_network()
 
     def states(self, network: Network, shares: Shares | None) -> dict[str, Tensor]:
-        """What a checkpoint has of the optimizer; collective where ranks share it out."""
+        """Return the optimizer's states for a checkpoint; collective where ranks share them out."""
         return optimizer_tensors(network, self.optimizer, shares)

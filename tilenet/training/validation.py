@@ -1,4 +1,4 @@
-"""When a run validates, which validation is the best, and that a resumed run skips none."""
+"""Validations of a run: their steps, the best one, and none skipped where a run resumes."""
 
 from math import isnan
 
@@ -22,8 +22,8 @@ class RunValidation:
     """Validations between the steps of a run. Collective to make; so are all methods but `due`.
 
     Args:
-        scoring: Scores the network.
-        score: Name of the score by which the best is chosen.
+        scoring: Validation that scores the network.
+        score: Name of the score that chooses the best.
         every: Steps between validations.
         last: Number of steps of the run.
         folder: Folder of the run.
@@ -64,7 +64,7 @@ class RunValidation:
         """Resume after `step` steps: find the best validation, and make one that a stop prevented.
 
         Raises:
-            AgreedError: As `Validation.score`, or the run's folder cannot be written.
+            AgreedError: See `Validation.score`; or the run's folder cannot be written.
         """
         logged = (log.best(), log.has_validation(step)) if log else None
         best, is_made = self.comm.bcast(logged)

@@ -11,20 +11,20 @@ __all__ = ["VectorKeys", "is_whole", "quoted", "text_of"]
 
 @dataclass(frozen=True)
 class VectorKeys:
-    """How labels are burned from the polygons of a vector file; see docs/run-file.md."""
+    """Keys to burn labels from the polygons of a vector file; see docs/run-file.md."""
 
     field: str | None = None
-    """of polygons: attribute that holds the class; without it all are `vectors.burn`"""
+    """attribute of polygons that holds the class; without it all are `vectors.burn`"""
     classes: dict[str | int | float | bool | None, int | None] | None = None
     """classes of the attribute's values: `{road: 1, house: 2, ruin: null}`, where `null` is
     `ignore_index`; features without a value are `null` on the left. A value that is not there is an
     error. Left out: the values are class numbers. `tilenet info --field` counts the values and
     prints this line"""
     priority: list[int] | None = None
-    """class numbers in the order in which they are burned: the last lies on top, those not named
-    lie below, and within a class the order of the file counts. Left out: the order of the file"""
+    """class numbers in the order of burning: the last lies on top, those not named lie below, and
+    within a class the order of the file counts. Left out: the order of the file"""
     all_touched: bool = False
-    """burn every pixel that a polygon touches, not only those whose middle it holds"""
+    """burn every pixel that a polygon touches, not only pixels with their middle inside"""
     burn: int = 1
     """class of all polygons where there is no field"""
     background: int | Literal["ignore"] = 0

@@ -44,8 +44,8 @@ class NetworkKeys:
     norm: NormKind | None = None
     """`none`, `batch`, `group`, `instance`. Default: `none`."""
     norm_scope: NormScope | None = None
-    """over what normalisation takes statistics: `image`: of each whole image (`instance`, `group`)
-    or of all images of a step (`batch`), exact whatever the tiles, see
+    """pixels that normalisation takes statistics of: `image`: those of each whole image
+    (`instance`, `group`) or of all images of a step (`batch`), exact whatever the tiles, see
     [below](#what-composes-with-what); `tile` is approximate: the result depends on the tiles.
     Default: `image`."""
     groups: int | None = None
@@ -60,16 +60,16 @@ class NetworkKeys:
     `segmentation_models_pytorch:Unet`: a function or a class of a package, or of a file in the
     working directory, that makes a `torch.nn.Module`"""
     options: dict[str, Any] | None = None
-    """what `module` is called with"""
+    """arguments that `module` is called with"""
     weights: str | None = None
     """weights of the module or of a part of it, such as its encoder: a `.safetensors` file, or one
     of `torch.save` or Lightning that runs no code; names
     [may begin otherwise](networks.md#in-a-run)"""
     mean: list[float] | None = None
-    """with `std`: those that the module's weights were trained with, per band, in units of pixels.
-    Default: those of the training images, as for all networks."""
+    """mean per band that the module's weights were trained with, in units of pixels; `std` goes
+    with it. Default: that of the training images, as for all networks."""
     std: list[float] | None = None
-    """see `mean`"""
+    """standard deviation per band, see `mean`"""
     batch_norm: Literal["frozen", "step"] | None = None
     """batch norm of the module: `frozen` keeps its running statistics, `step` takes those of all
     images of a step. Default: `frozen`."""
@@ -85,7 +85,7 @@ class NetworkKeys:
         """Refuse keys of a U-Net with a module, keys of a module without one.
 
         Raises:
-            TilenetError: With the values.
+            TilenetError: The keys contradict each other; the error names the values.
         """
         numbers = [*(self.mean or ()), *(self.std or ())]
         valid = len(self.mean or ()) == len(self.std or ()) and all(map(isfinite, numbers))
@@ -106,7 +106,7 @@ class NetworkKeys:
 
 @dataclass(frozen=True)
 class MeshKeys:
-    """Ranks as replicas × rows × columns; what is left out follows from the number of ranks."""
+    """Ranks as replicas × rows × columns; axes left out follow from the number of ranks."""
 
     replicas: int | None = None
     """groups of ranks that each hold one image of the step. Default: from the ranks."""
@@ -140,7 +140,7 @@ class TileKeys:
         """Refuse half a grid, or a grid and a size.
 
         Raises:
-            TilenetError: With the values.
+            TilenetError: The keys contradict each other; the error names the values.
         """
         grid = [count for count in (self.rows, self.columns) if count is not None]
         if len(grid) == 1 or (grid and self.size_px is not None):
@@ -152,13 +152,13 @@ class TileKeys:
 
 @dataclass(frozen=True)
 class GradientKeys:
-    """How gradients are summed over ranks."""
+    """Settings of the sum of gradients over ranks."""
 
     transport: Literal["auto", "host", "device", "nccl"] = "auto"
-    """how gradients travel between ranks: `host` (MPI on host memory), `device` (MPI on device
+    """transport of gradients between ranks: `host` (MPI on host memory), `device` (MPI on device
     memory, if it is CUDA-aware), `nccl` (NCCL or RCCL)"""
     piece_mb: float = 4.0
-    """MiB of the pieces in which they travel"""
+    """MiB of a piece of gradients that is sent at once"""
 
     @property
     def piece_bytes(self) -> int:
@@ -175,7 +175,7 @@ class OptimizerKeys:
     lr: float = 1e-3
     """learning rate"""
     momentum: float = 0.0
-    """of `sgd`"""
+    """momentum of `sgd`"""
     weight_decay: float = 0.0
     """weight decay, of `adamw` decoupled from the gradient"""
     nesterov: bool = False
@@ -188,13 +188,13 @@ class OptimizerKeys:
     average is ema times itself and 1 − ema times the weights. Validation, checkpoints and maps have
     the average ([below](#averaged-weights)). Default: none."""
     shard: Shard = "auto"
-    """whether ranks share out what the optimizer keeps of the weights, and the update: `always`,
+    """whether ranks share out the optimizer's states of the weights, and the update: `always`,
     `never`, or `auto`, where it is more than 64 MiB in all; a run may go on with another value
     ([below](#the-optimizers-states-over-ranks))"""
 
     @property
     def kind(self) -> str:
-        """The optimizer by what it keeps of each parameter, see `partition_bytes`."""
+        """Name of the optimizer by its states of each parameter, see `partition_bytes`."""
         kind = "sgd-momentum" if self.name == "sgd" and self.momentum else self.name
         return kind if self.ema is None else kind + AVERAGED
 
@@ -202,7 +202,7 @@ class OptimizerKeys:
         """Refuse Nesterov's momentum without momentum, and an average of no weights.
 
         Raises:
-            TilenetError: With the values.
+            TilenetError: The keys contradict each other; the error names the values.
         """
         if self.ema is not None and not 0 < self.ema < 1:
             raise TilenetError(
@@ -219,27 +219,27 @@ class OptimizerKeys:
 
 @dataclass(frozen=True)
 class ScheduleKeys:
-    """How the learning rate changes with the step."""
+    """The schedule of the learning rate over steps."""
 
     name: ScheduleName = "constant"
-    """how the learning rate changes with the step: `constant`, `poly`, `cosine`, `step`
+    """schedule of the learning rate over steps: `constant`, `poly`, `cosine`, `step`
     ([below](#learning-rates))"""
     power: float = 0.9
-    """of `poly`"""
+    """exponent of `poly`"""
     warmup_steps: int = 0
-    """steps in which the rate rises to `optimizer.lr`, before the schedule begins"""
+    """steps of the rise to `optimizer.lr`, before the schedule begins"""
     milestones: list[int] | None = None
-    """of `step`: numbers of steps made, rising; after each, the rate is multiplied by `factor`"""
+    """numbers of steps made, rising; after each, `step` multiplies the rate by `factor`"""
     factor: float = 0.1
-    """of `step`"""
+    """factor of `step`"""
     min_lr: float = 0.0
-    """what `poly` and `cosine` fall to, and `step` does not fall below"""
+    """rate that `poly` and `cosine` fall to, and that `step` does not fall below"""
 
     def check(self, lr: float, steps: int | None) -> None:
         """Refuse values that make no schedule.
 
         Raises:
-            TilenetError: With the first of them.
+            TilenetError: The error names the first of them.
         """
         if steps is not None and 0 < steps <= self.warmup_steps:
             raise TilenetError(
@@ -268,7 +268,7 @@ class ScheduleKeys:
 
 @dataclass(frozen=True)
 class AugmentKeys:
-    """How images and crops are altered before the network sees them."""
+    """Changes of images and crops before the network sees them."""
 
     flips: bool = False
     """flip images or crops at random, up to down and left to right (4 symmetries)"""
@@ -286,13 +286,13 @@ class AugmentKeys:
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]:
-        """Turns, one of which is drawn for each image or crop of a step."""
+        """Turns to draw one from for each image or crop of a step."""
         return symmetries(flips=self.flips, rotations=self.rotations)
 
 
 @dataclass(frozen=True)
 class CheckpointKeys:
-    """Which checkpoints stay, besides the last and the best one."""
+    """The checkpoints that stay, besides the last and the best one."""
 
     keep: int = 2
     """newest checkpoints that stay, at least 1; `last` and `best` always do"""
@@ -303,7 +303,7 @@ class ProfileKeys:
     """The steps that a trace is recorded of: `40-60`, or one; left out: none."""
 
     steps: int | str | None = None
-    """steps of which rank 0 records a trace: `40-60`, or one; at most 100 together, since the trace
+    """steps that rank 0 records a trace of: `40-60`, or one; at most 100 together, since the trace
     is kept in memory until then ([below](#what-a-run-leaves))"""
 
     @property
@@ -328,11 +328,11 @@ class ProfileKeys:
 
 @dataclass(frozen=True)
 class SwappingKeys:
-    """Where swapped tensors go, and how much may stay; left out: what the machine says."""
+    """Place and limits of swapped tensors; left out: by the machine."""
 
     device_gib: float | None = None
     """memory of a device that `swap: auto` and the sweeps of a step may use; on CPUs the ranks of a
-    node share its memory. Default: what the device has, less a tenth."""
+    node share its memory. Default: the device's memory, less a tenth."""
     host_gib: float | None = None
     """memory or file that a rank may swap to. Default: no limit."""
     folder: str | None = None

@@ -24,13 +24,13 @@ def check_plan(
     """Refuse a plan of another network, or of smaller images (or crops).
 
     Args:
-        options: Those of tilenet's own network; None: it is a module.
+        options: Options of tilenet's own network; None: it is a module.
         layers: The network's layers.
         sizes: Heights and widths of images or crops.
         rotations: Whether these are turned.
 
     Raises:
-        TilenetError: With what differs.
+        TilenetError: The plan is of another run; the error names the difference.
     """
     planned = read_plan(Path(path))
     unlike = _unlike(planned.options, options, layers)

@@ -89,7 +89,7 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
     """Parse the arguments of `tilenet train`.
 
     Returns:
-        The run, and the namespace it was made of (with `resume` and `overwrite`).
+        The run, and the namespace it was built from (with `resume` and `overwrite`).
 
     Raises:
         UsageError: A key is unknown or missing, or a value has the wrong type.
@@ -98,7 +98,7 @@ def read_run_file(arguments: list[str]) -> tuple[RunFile, Namespace]:
     train_parser = parser()
     namespace = _parse(train_parser, arguments)
     if namespace.plan is not None:
-        # First, so that what the run file and the command line say has the last word.
+        # First, so that the run file and the command line have the last word.
         keys = json.dumps(read_plan(Path(namespace.plan)).keys)
         namespace = _parse(train_parser, ["--config", keys, *arguments])
     for part in fields(RunFile):
@@ -189,7 +189,7 @@ def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:
     """The run with every pattern and list replaced by the files that it names.
 
     Returns:
-        The run, and sentences to be said on what the lists hold.
+        The run, and sentences to print on the contents of the lists.
 
     Raises:
         TilenetError: A list or pattern is wrong, or names nothing for training or validation.

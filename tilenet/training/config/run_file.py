@@ -1,4 +1,4 @@
-"""The run file: one YAML file says what a training run is; dotted options override it.
+"""The run file: one YAML file describes a training run; dotted options override it.
 
 Each key is documented in docs/run-file.md.
 """
@@ -48,7 +48,7 @@ class RunFile:
     Or a pattern, or a CSV or vector file that lists images and labels ([below](#many-images))"""
     classes: int | list[str]
     """number of classes, or a list of their names, each once; labels are 0 to classes − 1. In a
-    regression the name of what is predicted: `[height]`"""
+    regression the name of the predicted number: `[height]`"""
     output: str
     """folder of the run: `history.csv`, `validation.csv`, `checkpoints/`, `last`, `best`"""
     labels: str | tuple[str, ...] | None = None
@@ -59,7 +59,7 @@ class RunFile:
     """`regression`: the network predicts a number per pixel, and labels are [rasters of
     numbers](#regression)"""
     unit: str | None = None
-    """of a regression: the unit of its numbers, such as `m`; maps carry it"""
+    """unit of a regression's numbers, such as `m`; maps carry it"""
     plan: str | None = None
     """`plan.json` of `tilenet plan -o`: its mesh, tiles, halo, partitions, balance, micro-batches,
     checkpointing, batch size and precision, where neither this file nor the command line says
@@ -89,11 +89,11 @@ class RunFile:
     halo: Halo = "exact"
     """`exact`; `epsilon`, the paper's tiling, approximate; or pixels"""
     halo_mode: HaloMode = "overlap"
-    """how tiles get what the network looks at around them: `overlap`: they read it and compute it
-    too; `exchange`: each layer takes it from the neighbouring ranks, and nothing is computed twice,
-    one window of an image per rank; `sweep`: strip by strip, which takes less memory, with columns
-    of an image per rank, or with tiles that overlap ([halo.md](halo.md#sweep)); `windows`: for a
-    module that no list of layers can say, approximate: crops are all that it sees
+    """source of the context around tiles: `overlap`: they read it and compute it too; `exchange`:
+    each layer takes it from the neighbouring ranks, and nothing is computed twice, one window of an
+    image per rank; `sweep`: strip by strip, which takes less memory, with columns of an image per
+    rank, or with tiles that overlap ([halo.md](halo.md#sweep)); `windows`: for an opaque module,
+    which no list of layers can express, approximate: crops are all that it sees
     ([windows.md](windows.md))"""
     exchange_from: Literal["auto", "host", "device"] = "auto"
     """with GPUs, whether `exchange` hands `device` memory to MPI or stages it through the `host`;
@@ -109,7 +109,7 @@ class RunFile:
     Where a rank has fewer tiles of the largest image, they are cut into sub-tiles, at the price of
     more overlap"""
     pipeline: Pipelining = "gpipe"
-    """how micro-batches go through partitions: `gpipe`: a mini-batch of them forward, then back;
+    """order of micro-batches in the partitions: `gpipe`: a mini-batch of them forward, then back;
     `1f1b`: each back as soon as its own loss is known, so that nothing drains between mini-batches,
     and memory is that of as many micro-batches as partitions
     ([large-networks.md](large-networks.md#one-forward-one-backward))"""
@@ -117,12 +117,12 @@ class RunFile:
     """micro-batches that a thread of each rank reads before they are needed, those of the next
     steps too; 0: each is read when it is computed ([below](#reading)). Default: 2."""
     checkpointing: Checkpointing = "never"
-    """which micro-batches keep only their input and are computed again in backward: `always` all,
+    """micro-batches that keep only their input and are computed again in backward: `always` all,
     `except_last` all but the last"""
     swap: Literal["off", "auto", "all"] | bool = "off"
-    """what waits for backward on the host instead of on the device: `off` nothing; `all` whatever
-    is large enough; `auto` what must, so that a step fits `swapping.device_gib`: the first layers
-    of each partition, as many as a simulated step is fastest with. Results are the same bits
+    """tensors that wait for backward on the host instead of on the device: `off` none; `all` all
+    large enough; `auto` as many as must, so that a step fits `swapping.device_gib`: those of the
+    first layers of each partition, by the fastest simulated step. Results are the same bits
     ([swapping.md](swapping.md#in-training-runs))"""
     swapping: SwappingKeys = field(default_factory=SwappingKeys)
     steps: int | None = None
@@ -167,12 +167,12 @@ class RunFile:
     """first weights, dropout masks, crops and augmentation depend on it, and on nothing else"""
     precision: Precision = "float32"
     """`float32`, `float64`, or `bfloat16`, `float16` (autocast; weights stay float32). `float16`
-    scales the loss; a step whose gradients overflow is thrown away on all ranks. `tf32` is float32
-    but for the factors of convolutions and products, which GPUs of compute capability 8 and later
-    round to 10 bits of mantissa; elsewhere, as a line then says, it is `float32`"""
+    scales the loss; a step with overflowing gradients is thrown away on all ranks. `tf32` is
+    float32 but for the factors of convolutions and products, which GPUs of compute capability 8 and
+    later round to 10 bits of mantissa; elsewhere, as a line then says, it is `float32`"""
     device: Literal["auto", "cpu", "cuda"] | list[str] = "auto"
     """`cpu`, `cuda` (ROCm too), `auto`: cuda where there is one; or a list with one device per
-    partition, of which one may be named several times (with GPUs for one rank per node)"""
+    partition; a device may be named several times (with GPUs for one rank per node)"""
     gradients: GradientKeys = field(default_factory=GradientKeys)
     init: str | None = None
     """first weights: a `.safetensors` file or a run's folder"""
@@ -181,8 +181,8 @@ class RunFile:
     checkpoints: CheckpointKeys = field(default_factory=CheckpointKeys)
     hang_seconds: float = 1800.0
     """when a step takes longer, every rank prints its stacks and the job ends
-    ([failures.md](failures.md)); four times as long for the first step, checkpoints and what is
-    done once; 0: never"""
+    ([failures.md](failures.md)); four times as long for the first step, checkpoints and work that
+    is done once; 0: never"""
     prove: bool = True
     """where the network is a module: before the first step a small random image goes through this
     run's ranks, tiles, partitions and devices, forward and backward, and is compared with the
@@ -218,7 +218,7 @@ class RunFile:
         """The part of the images that there is for the run; None: all.
 
         Raises:
-            TilenetError: Both keys name one, or what they hold is no list of numbers.
+            TilenetError: Both keys name one, or their value is no list of numbers.
         """
         if self.bbox is None and self.window is None:
             return None
@@ -239,24 +239,24 @@ class RunFile:
 
     @property
     def window_px(self) -> int | None:
-        """Side of the windows on which a module runs as it is; None: it becomes layers."""
+        """Side of the windows of an opaque module; None: the module becomes layers."""
         return self.crop_px if self.halo_mode == "windows" else None
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
-        """What the loss is the sum of."""
+        """Names of the terms that the loss adds up."""
         default = "l2" if self.task == "regression" else "ce"
         return tuple((self.loss or default).split("+"))
 
     @property
     def score(self) -> str:
-        """By which the best validation is chosen."""
+        """Name of the score that chooses the best validation."""
         default = "rmse" if self.task == "regression" else "mean_iou"
         return self.validation.score or default
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What must not change when the run goes on from a checkpoint."""
+        """Values that must not change when the run goes on from a checkpoint."""
         return {
             "optimizer": self.optimizer.name,
             "ema": self.optimizer.ema,
@@ -270,7 +270,7 @@ class RunFile:
 
     @property
     def reading(self) -> dict[str, Any]:
-        """What statistics of the same files depend on."""
+        """Values that statistics of the same files depend on."""
         return {
             "resolution": self.resolution,
             "nodata": self.nodata,
@@ -304,10 +304,10 @@ def _numbers(
 
 
 def _check(run: RunFile) -> None:
-    """Refuse what makes no run.
+    """Refuse keys that make no run.
 
     Raises:
-        TilenetError: With the first of what is wrong.
+        TilenetError: Keys are wrong or contradict each other; the error names the first.
     """
     _check_values(run)
     for group in fields(run):

@@ -1,4 +1,4 @@
-"""What training by sweeps does not support."""
+"""Check keys and networks that training by sweeps does not support."""
 
 from tilenet.errors import TilenetError
 from tilenet.planning.compatibility import sweep_obstacle, whole_image
@@ -13,7 +13,7 @@ def check_sweep(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
     """Refuse keys and networks that a sweep in training does not support.
 
     Raises:
-        TilenetError: On the first of them.
+        TilenetError: The error names the first of them.
     """
     alone = {
         "checkpointing": (run.checkpointing, "never"),

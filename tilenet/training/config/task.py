@@ -15,10 +15,10 @@ def check_task(run: Any) -> None:
     """Refuse keys of the other task.
 
     Args:
-        run: A `RunFile`, whose module imports this one.
+        run: A `RunFile`, of a module that imports this one.
 
     Raises:
-        TilenetError: On the first of them.
+        TilenetError: The error names the first of them.
     """
     if (run.loss_terms[0] in VALUE_LOSSES) != (run.task == "regression"):
         raise TilenetError(

@@ -1,4 +1,4 @@
-"""Keys of the run file that say what is held out, and when the network is scored on it."""
+"""Keys of the run file on held-out data, and on scoring the network with it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ __all__ = ["ValidationKeys", "check_pairs"]
 
 @dataclass(frozen=True)
 class ValidationKeys:
-    """What is held out from training, and when the network is scored on it."""
+    """Images or blocks held out from training, and the scores of the network on them."""
 
     images: str | tuple[str, ...] | None = None
     """images that training does not see, given as `images` are, and their labels
@@ -29,7 +29,7 @@ class ValidationKeys:
     batch_size: int = 1
     """tiles of a rank in the pipeline at a time; it changes speed and memory, never the scores"""
     score: Literal["mean_iou", "mean_f1", "accuracy", "loss", "rmse", "mae", "r2"] | None = None
-    """by which the checkpoint [`best`](#validation) is chosen: `mean_iou`, `mean_f1`, `accuracy`,
+    """score that chooses the checkpoint [`best`](#validation): `mean_iou`, `mean_f1`, `accuracy`,
     or `loss` (the smallest); of a regression `rmse`, `mae` or `loss` (the smallest), or `r2`; of
     equals the earlier. Default: `mean_iou`; of a regression `rmse`."""
 
@@ -45,7 +45,7 @@ class ValidationKeys:
 
     @property
     def held_out(self) -> str | None:
-        """Which share of which blocks is held out, in words; None: none is."""
+        """Description of the held-out share of blocks; None: no blocks are held out."""
         return f"{self.share} of blocks of {self.block_px} px" if self.share else None
 
     @property
@@ -61,7 +61,7 @@ def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "
         group: Group of the keys, with its dot.
 
     Raises:
-        TilenetError: With their numbers.
+        TilenetError: Images and labels do not pair up; the error names their numbers.
     """
     lists = [path for path in images if is_list_file(path, with_labels=bool(labels))]
     if lists and (len(images) > 1 or labels):

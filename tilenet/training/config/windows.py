@@ -11,10 +11,10 @@ def check_windows(run: Any) -> None:
     """Refuse keys that need a list of layers, with `halo_mode: windows`.
 
     Args:
-        run: A `RunFile`, whose module imports this one.
+        run: A `RunFile`, of a module that imports this one.
 
     Raises:
-        TilenetError: On the first of them.
+        TilenetError: The error names the first of them.
     """
     if run.halo_mode != "windows":
         return

@@ -51,7 +51,7 @@ class RunLog:
         names: Names of the classes.
         score: Name of the score of the best validation; None: there are no validations.
         steps_done: Number of steps made. Rows of later steps are dropped, as are incomplete last
-            rows, which is printed, and pixels of validations whose scores are missing.
+            rows, which is printed, and pixels of validations without scores.
         tensorboard: Whether scalars are written for TensorBoard, too.
         callbacks: Called with each row.
         task: Task of the run.
@@ -178,7 +178,7 @@ class RunLog:
         return any(row["step"] == str(step) for row in rows)
 
     def best(self) -> tuple[int, float] | None:
-        """Step and value of the best validation whose checkpoint is still there."""
+        """Return step and value of the best validation with a checkpoint that is still there."""
         if self.validations is None or self._score is None:
             return None
         name, best = self._score, None

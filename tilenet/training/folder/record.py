@@ -62,7 +62,7 @@ class RunAccount:
         )
 
     def say_swaps(self, comm: "MPI.Intracomm") -> None:
-        """Print what all ranks swapped, if any did. Collective."""
+        """Print the swapped tensors and bytes of all ranks, if any. Collective."""
         # All ranks wait for rank 0, which may be writing a trace: the run's files are complete when
         # any rank returns.
         ranks = comm.allgather((self.swaps, self.times.seconds))
@@ -114,7 +114,7 @@ def keep_run(
     Args:
         run: Keys of the run, with the values of its plan and of the command line.
         sample: An image or crop of the first step.
-        validation: Images and blocks on which the network is scored.
+        validation: Images and blocks that the network is scored on.
         layout: Lines that describe the ranks and their devices.
 
     Raises:
@@ -152,7 +152,7 @@ def _held_out(validation: Sequence[ValidationImage]) -> dict[str, Any] | None:
 
 
 def tiling_facts(tiling: Tiling) -> dict[str, Any]:
-    """Tiles along rows and columns: start and size of what each reads and of what it owns."""
+    """Return the tiles along rows and columns: start and size of read and of own pixels."""
     axes = {
         name: [[span.start, span.read, span.first, span.own] for span in spans]
         for name, spans in (("rows", tiling.rows), ("columns", tiling.cols))

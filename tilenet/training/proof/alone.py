@@ -37,7 +37,7 @@ SECONDS = 4.0  # seconds of one core for an image
 
 @dataclass(frozen=True)
 class TilesProof:
-    """How far tiles are from the module on the whole image.
+    """The difference of tiles from the module on the whole image.
 
     Attributes:
         tiles: Description of the tiles that were compared.

@@ -179,7 +179,7 @@ def _answer(
     """Run forward and backward on the whole images.
 
     Args:
-        trained: Names in the module of weights whose gradients count.
+        trained: Names in the module of the weights that need gradients.
         names: Name in the module of each of the network's weights; None: its own.
     """
     like = next(network.parameters())

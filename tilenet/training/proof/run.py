@@ -64,7 +64,7 @@ def proved_network(
     control: RankControl,
     filled: Network | None = None,
 ) -> RunNetwork:
-    """The network of a run, whose ranks were compared with the module before. Collective.
+    """Build the network of a run, after comparing its ranks with the module. Collective.
 
     Args:
         module: On rank 0 the user's module, which this changes; None: ranks are compared with its
@@ -154,12 +154,15 @@ def compare(
     halos_from: str,
     control: RankControl,
 ) -> tuple[list[Difference], str]:
-    """How far the ranks are from the module on the whole image; or why it is not known. Collective.
+    """Compare the ranks with the module on the whole image. Collective.
 
     Args:
-        module: As of `proved_network`.
-        batch_norm: As the module was adopted.
-        halos_from: As of `RunNetwork`.
+        module: See `proved_network`.
+        batch_norm: Mode of batch norm that the module was adopted with.
+        halos_from: See `RunNetwork`.
+
+    Returns:
+        The differences, or the reason why there are none.
 
     Raises:
         StopAgreed: A rank was asked to stop.

@@ -1,4 +1,4 @@
-"""A rank's tiles of the small image, through what computes the run's: forward and backward."""
+"""Run a rank's tiles of the small image forward and backward, with the code of the run."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,1 +1,1 @@
-"""What a run decides before its first step, on all ranks alike: network, tiles, swapping."""
+"""Decisions of a run before its first step, on all ranks alike: network, tiles, swapping."""

@@ -49,12 +49,12 @@ class Architecture:
         module: nn.Module | None = None,
         window_px: int | None = None,
     ) -> "Architecture":
-        """The network that a run file names.
+        """Build the network that a run file names.
 
         Args:
             module: The module, if a program made it; it is not changed.
-            window_px: Side of the windows on which the module runs unchanged; None: it becomes a
-                list of layers.
+            window_px: Side of the windows of an opaque module; None: the module becomes a list of
+                layers.
 
         Raises:
             TilenetError: The network cannot be made, or is for other bands or classes.

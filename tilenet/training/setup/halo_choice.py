@@ -14,7 +14,7 @@ __all__ = ["HaloChoice", "choose_halo_mode"]
 
 @dataclass(frozen=True)
 class HaloChoice:
-    """A plan whose tiles overlap or exchange halos, and the reason."""
+    """A plan with tiles that overlap or exchange halos, and the reason."""
 
     plan: RunPlan
     why: str

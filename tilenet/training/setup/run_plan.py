@@ -1,4 +1,4 @@
-"""How a run is laid out: its network, the tiles of its images, the ranks and the pipeline."""
+"""The layout of a run: its network, the tiles of its images, the ranks and the pipeline."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ Shape = tuple[tuple[int, ...], tuple[int, int]]  # an image's bands; its height 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """How a run is laid out.
+    """The layout of a run.
 
     Attributes:
         record: The network; its statistics are filled in after the survey of the images.
@@ -28,8 +28,8 @@ class RunPlan:
         requested: Requested grid or size of the tiles of an image.
         balance: Layers per partition.
         micro_batches: Most tiles of a rank in the pipeline at once.
-        checkpointing: Which micro-batches are computed again in backward.
-        pipeline: How micro-batches go through the partitions.
+        checkpointing: Micro-batches that are computed again in backward.
+        pipeline: Order of micro-batches in the partitions, `gpipe` or `1f1b`.
         merged: Number of micro-batches of crops that are computed as one, see `stacking`.
         crop_px: Side of the crops of a step; None: a step has whole images.
         uncut: Tiles before they were cut into sub-tiles, one per micro-batch; None: not cut.
@@ -59,7 +59,7 @@ class RunPlan:
 
     @property
     def halo_mode(self) -> HaloMode:
-        """How tiles get their context."""
+        """Source of the tiles' context."""
         if self.record.opaque is not None:
             return "windows"
         if self.swept:
