@@ -178,8 +178,8 @@ def main(arguments: list[str]) -> None:
             classes = _classes_of(labels, image)
             if isinstance(options.classes, tuple):
                 chosen = _chosen(classes, options.classes)
-    files = options.image, None if classes is None else classes.labels
-    thumb = thumbnail(*files, options.size, bands, options.nodata, window)
+    painted = None if classes is None else classes.labels
+    thumb = thumbnail(options.image, painted, options.size, bands, options.nodata, window)
     picture = stretched(thumb.pixels, *options.stretch)
     legend: list[tuple[str, str]] = []
     lines: list[str] = []

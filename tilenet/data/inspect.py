@@ -68,8 +68,9 @@ def describe(
     labels: LabelSource | None = None
     with ExitStack() as stack:
         with _refusals(facts, comm):
-            keys = request.bands, request.resolution, request.nodata
-            image = stack.enter_context(Raster(path, *keys))
+            image = stack.enter_context(
+                Raster(path, request.bands, request.resolution, request.nodata)
+            )
             facts |= header_of(image)
         if "refused" in facts:
             return facts

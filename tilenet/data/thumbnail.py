@@ -70,8 +70,9 @@ def thumbnail(
         place = Window(row, col, height, width)
         pixels, burned = coarse.sample(place), None
         if labels is not None:
-            keys = labels.ignore_index, labels.vectors
-            source = opened.enter_context(open_labels(labels.path, coarse, *keys))
+            source = opened.enter_context(
+                open_labels(labels.path, coarse, labels.ignore_index, labels.vectors)
+            )
             burned = source.sample(place)
     scale = min(1.0, most_px / max(height, width))
     rows, cols = (_middles(side, max(1, round(side * scale))) for side in (height, width))

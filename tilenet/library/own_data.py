@@ -92,9 +92,13 @@ def open_data(
     with agreed(comm):
         adopted = local.adopted
         _check_bands(local, opened)
-        request = run, opened.shapes, comm.size, Architecture(adopted.layers, adopted=adopted)
-        choice = choose_halo_mode(*request) if local.halo_mode == "auto" else None
-        plan = plan_run(*request) if choice is None else choice.plan
+        architecture = Architecture(adopted.layers, adopted=adopted)
+        choice = (
+            choose_halo_mode(run, opened.shapes, comm.size, architecture)
+            if local.halo_mode == "auto"
+            else None
+        )
+        plan = choice.plan if choice else plan_run(run, opened.shapes, comm.size, architecture)
     agree_on_files(opened, comm, watchdog)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     folder = _folder(run, keys, comm)

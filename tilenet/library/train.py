@@ -71,8 +71,8 @@ def train(
         return read_keys(run_keys | {"network": network_keys(net, keys)}), None
 
     flags = f"resume: {resume}, overwrite: {overwrite}"
-    alike = repr(sorted(run_keys.items(), key=str)), type(net).__name__, flags
-    run, _ = read_once(read, comm, *alike)
+    listed_keys = repr(sorted(run_keys.items(), key=str))
+    run, _ = read_once(read, comm, listed_keys, type(net).__name__, flags)
     hooks = {"on_step": on_step, "on_validation": on_validation}
     callbacks = Callbacks(**{name: hook for name, hook in hooks.items() if hook is not None})
     code = train_run(

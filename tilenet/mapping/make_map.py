@@ -51,8 +51,13 @@ def make_map(
     with agreed(comm):
         made_of = None
         if resumes and comm.rank == 0:
-            how = tiling, plan.method, job.placement.devices[0].type
-            made_of = source.made_of(*how, scaled=prediction.scaled, tta=prediction.tta)
+            made_of = source.made_of(
+                tiling,
+                plan.method,
+                job.placement.devices[0].type,
+                scaled=prediction.scaled,
+                tta=prediction.tta,
+            )
     # Opened before the work: a map that cannot be written is refused before hours have passed.
     with MapWriter(
         prediction.out, source.image, mapper.kind, source.window, made_of, lock, comm

@@ -231,11 +231,16 @@ class Estimator:
         forward_s = [sum(t.forward_s for t in times[a:b]) + w.forward_s for (a, b), w in blocks]
         backward_s = [sum(t.backward_s for t in times[a:b]) + w.backward_s for (a, b), w in blocks]
         transfer_s = [moves[edge] for edge in edges[1:-1]]
-        pipeline = forward_s, backward_s, transfer_s, micro_batches
         if layout.flows:
-            recompute = layout.checkpointing != "never"
-            return simulate_flow(*pipeline, layout.micro_batches, recompute=recompute)
-        return simulate(*pipeline, layout.checkpointing)
+            return simulate_flow(
+                forward_s,
+                backward_s,
+                transfer_s,
+                micro_batches,
+                most=layout.micro_batches,
+                recompute=layout.checkpointing != "never",
+            )
+        return simulate(forward_s, backward_s, transfer_s, micro_batches, layout.checkpointing)
 
     def step_s(self, layout: Layout, balance: Balance) -> tuple[float, float, float]:
         """Seconds of a step, of its pipeline, and of the sum of gradients."""
@@ -290,12 +295,16 @@ class Estimator:
         swaps = self.swaps(layout, balance) if layout.swap else None
         if swaps:
             return [part.device_bytes for part in swaps.partitions]
-        costs, many = self.costs(self.shape(layout)), layout.micro_batches
-        mode, optimizer = layout.checkpointing, self.question.optimizer
-        job = costs, balance, many, mode, optimizer
-        ranks = self.sharers(layout.partitions)
-        predicted = flow_bytes if layout.flows else partition_bytes
-        return [part.total for part in predicted(*job, sharers=ranks)]
+        predict = flow_bytes if layout.flows else partition_bytes
+        parts = predict(
+            self.costs(self.shape(layout)),
+            balance,
+            layout.micro_batches,
+            layout.checkpointing,
+            self.question.optimizer,
+            sharers=self.sharers(layout.partitions),
+        )
+        return [part.total for part in parts]
 
     def host_bytes(self, layout: Layout, swapped_bytes: int) -> int:
         """Return the bytes of a node with ranks that swap so much each."""

@@ -197,8 +197,14 @@ class Search:
         """Why the layout is none of one forward, one backward."""
         question = self.question
         mode: HaloMode = "overlap" if question.halo_mode == "auto" else question.halo_mode
-        keys = layout.partitions, layout.checkpointing, question.swap, (), mode
-        return flow_obstacle(self.estimator.layers, *keys)
+        return flow_obstacle(
+            self.estimator.layers,
+            layout.partitions,
+            layout.checkpointing,
+            question.swap,
+            loss_terms=(),
+            halo_mode=mode,
+        )
 
     def _micro_batches(self, partitions: int, most: int) -> list[int]:
         question = self.question

@@ -68,16 +68,28 @@ class Loop:
         self.shares = shares = self.network.shares(comm, run.gradients.piece_bytes)
         self.update = Update.of(run, network, shares, self.data.last)
         with agreed(comm):
-            state = self.update.optimizer, self.update.scale, run.init, self.plan.record.names
-            first = self.folder.load(network, *state, shares, self.update.average)
+            first = self.folder.load(
+                network,
+                self.update.optimizer,
+                self.update.scale,
+                run.init,
+                self.plan.record.names,
+                shares,
+                self.update.average,
+            )
         with agreed(comm):  # only now: until here other ranks may read files that begin deletes
             log = self._begin(first, callbacks)
         step = self._step()
         if comm.rank == 0:
-            steps_left, transport = max(self.data.last - first, 0), step.gradients.transport
-            sample = self.data.schedule.samples(0)[0]
-            facts = comm.size, self.network.shared_bytes
-            announce(self.plan, self.network.pipe, sample, steps_left, transport, *facts)
+            announce(
+                self.plan,
+                self.network.pipe,
+                sample=self.data.schedule.samples(0)[0],
+                steps=max(self.data.last - first, 0),
+                transport=step.gradients.transport,
+                num_ranks=comm.size,
+                state_bytes=self.network.shared_bytes,
+            )
             if run.plan is not None:
                 say_states_beyond(run.plan, self.network)
         try:
@@ -104,8 +116,15 @@ class Loop:
         if self.comm.rank > 0:
             return None
         run, path, sample = self.run_file, self.folder.path, self.data.schedule.samples(0)[0]
-        rest = self.data.images.validation, self.network.devices.layout
-        keep_run(path, run, self.plan, self.network.pipe, sample, *rest)
+        keep_run(
+            path,
+            run,
+            self.plan,
+            self.network.pipe,
+            sample,
+            validation=self.data.images.validation,
+            layout=self.network.devices.layout,
+        )
         score = run.score if run.validation.holds_out else None
         return RunLog(
             path,
@@ -190,7 +209,8 @@ class Loop:
             if update.average is not None:
                 states |= update.average.trained()
             weights = self.plan.checkpoint_weights(network.state_dict())
-            state = network, weights, self.plan.record, states, update.scale
             if log:
                 log.sync()
-            self.folder.save(step, *state, best=best)
+            self.folder.save(
+                step, network, weights, self.plan.record, states, update.scale, best=best
+            )

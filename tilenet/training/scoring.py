@@ -117,9 +117,13 @@ class Validation:
         self.dtype = parameter_dtype(record.precision)
         if whole := [part for part in images if part.windows is None]:
             # Errors in them are found before the first step, not after an epoch.
-            files = [part.image for part in whole], [part.labels for part in whole]
-            number = len(record.classes)
-            survey(*files, number, None, control)
+            survey(
+                images=[part.image for part in whole],
+                labels=[part.labels for part in whole],
+                num_classes=len(record.classes),
+                cell_px=None,
+                control=control,
+            )
         rule = halo_rule("exact", record.layers, record.epsilon_px)
         self.plans = [
             decide_map(

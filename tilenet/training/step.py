@@ -198,8 +198,7 @@ class Step:
             added.add_(sums[:2].detach())
             return sums[0] * self.update.scale.value
 
-        keys = self.micro_batches, self.offset_px
-        add_in_flow(self.pipe, batch(), *keys, self._of_window, add)
+        add_in_flow(self.pipe, batch(), self.micro_batches, self.offset_px, self._of_window, add)
         loss, weight = added.tolist()
         return loss, weight
 

@@ -336,8 +336,9 @@ class Sweep:
         self.rows_for_others = []
         for number, first, rows in arrived:
             self._pieces[number].append((first, rows))
-        mixed = self._dtype, self._dtype is not None
-        with torch.autocast(strip.device.type, *mixed, cache_enabled=False):
+        with torch.autocast(
+            strip.device.type, self._dtype, enabled=self._dtype is not None, cache_enabled=False
+        ):
             return self._compute_strip(strip, plan)
 
     def _compute_strip(self, strip: Tensor, plan: Strip) -> Tensor:

@@ -44,8 +44,9 @@ class Partition(nn.Sequential):
         try:
             # Here and not around the pipeline: autocast belongs to a thread. No cache: it would
             # hold copies of all weights until the end, also of those that are swapped.
-            mixed = self.dtype, self.dtype is not None
-            with torch.autocast(self.device.type, *mixed, cache_enabled=False):
+            with torch.autocast(
+                self.device.type, self.dtype, enabled=self.dtype is not None, cache_enabled=False
+            ):
                 y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         except Exception as error:
             self.failed.append(error)

@@ -53,8 +53,10 @@ def flow_bytes(
 
     def of_partition(number: int, under_way: int, *, drains: bool) -> PartitionBytes:
         mode: Checkpointing = "never" if number == count - 1 else checkpointing
-        job = costs, balance, under_way, mode, optimizer
-        part = partition_bytes(*job, sharers=sharers, apart=True)[number]
+        parts = partition_bytes(
+            costs, balance, under_way, mode, optimizer, sharers=sharers, apart=True
+        )
+        part = parts[number]
         waits = [(begun[a] - begun[b]) * size for a, b, size in routes if b == number]
         gradients = [
             (under_way - 1 if drains else begun[a] - begun[b]) * size

@@ -356,14 +356,16 @@ class SweptBackward:
         rows = self._pass(strip, received or {})
         self.tape = None
         sent, self.sent = self.sent, []
-        logits, measured = self.maps[-1].pop() if self.maps[-1] else None, (0, 0, 0)
+        logits = self.maps[-1].pop() if self.maps[-1] else None
+        loss = labels = measured_bytes = 0
         if logits is not None:
-            measured = self._measure(logits, keeps_logits=keeps_logits)
+            loss, labels, measured_bytes = self._measure(logits, keeps_logits=keeps_logits)
             self.drop(logits.storage)
         after = list(chain(*self.maps[1:]))
         self.clear(*self.maps)
-        edges = leaves, rows, after, sent
-        return RecomputedStrip(state, *edges, logits, *measured, tape)
+        return RecomputedStrip(
+            state, leaves, rows, after, sent, logits, loss, labels, measured_bytes, tape
+        )
 
     def _measure(self, logits: SweptRows, *, keeps_logits: bool) -> tuple[int, int, int]:
         """Make the storages that the loss keeps, of logits and labels; return them with the bytes.

@@ -65,8 +65,15 @@ class Demand:
 
     def parts(self, stored: bool = False) -> tuple[PartitionBytes, ...]:
         """Bytes of each partition, see `partition_bytes`."""
-        job = self.costs, self.balance, self.micro_batches, self.checkpointing
-        return partition_bytes(*job, self.optimizer, stored, self.sharers)
+        return partition_bytes(
+            self.costs,
+            self.balance,
+            self.micro_batches,
+            self.checkpointing,
+            self.optimizer,
+            stored,
+            self.sharers,
+        )
 
     def peaks(self, parts: Sequence[PartitionBytes]) -> dict[Hashable, int]:
         """Bytes of each device with such partitions."""
@@ -198,14 +205,14 @@ def _swapping(
     everything: bool,
 ) -> list[PartitionSwaps] | None:
     """Partitions that keep their shares of the limits; None: one of them cannot."""
-    step, partitions = (speeds.bandwidth, demand.micro_batches), []
+    bandwidth, micro_batches, partitions = speeds.bandwidth, demand.micro_batches, []
     for block, size, share in zip(demand.blocks, plain, shares, strict=True):
         layers = saving_layers(demand.costs, speeds.times, *block, speeds.min_bytes)
         room = share - size.fixed
         chosen = (
-            simulate(layers, len(layers), *step, room)
+            simulate(layers, len(layers), bandwidth, micro_batches, room)
             if everything
-            else choose(layers, room, *step)
+            else choose(layers, room, bandwidth, micro_batches)
         )
         if chosen is None:
             return None
@@ -216,7 +223,7 @@ def _swapping(
                 size.fixed + chosen.peak_bytes,
                 chosen.in_flight_bytes,
                 chosen.swapped_bytes,
-                backward_s=max(0.0, chosen.seconds / demand.micro_batches - computing),
+                backward_s=max(0.0, chosen.seconds / micro_batches - computing),
             )
         )
     return partitions

@@ -62,8 +62,14 @@ def check_pipeline(run: RunFile, plan: RunPlan) -> None:
         shape = mesh.replicas, mesh.rows, mesh.columns
         reason = device_obstacle(run.device, layers, shape, mode, plan.pipeline)
     if reason is None and plan.pipeline == "1f1b":
-        keys = run.num_partitions, plan.checkpointing, run.swap or "off", run.loss_terms
-        reason = flow_obstacle(layers, *keys, mode)
+        reason = flow_obstacle(
+            layers,
+            run.num_partitions,
+            plan.checkpointing,
+            run.swap or "off",
+            run.loss_terms,
+            mode,
+        )
     if reason is not None:
         raise TilenetError(reason)
 

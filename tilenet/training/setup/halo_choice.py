@@ -35,12 +35,11 @@ def choose_halo_mode(
     Raises:
         TilenetError: The images cannot be cut into tiles that overlap.
     """
-    request = shapes, num_ranks, architecture
-    overlap = plan_run(replace(run, halo_mode="overlap"), *request)
+    overlap = plan_run(replace(run, halo_mode="overlap"), shapes, num_ranks, architecture)
     if overlap.mesh.rows * overlap.mesh.columns == 1:
         return HaloChoice(overlap, "each rank has images or crops of its own")
     try:
-        exchange = plan_run(replace(run, halo_mode="exchange"), *request)
+        exchange = plan_run(replace(run, halo_mode="exchange"), shapes, num_ranks, architecture)
     except TilenetError as error:
         return HaloChoice(overlap, f"ranks cannot exchange halos here: {error}")
     sizes = tiled_sizes([size for _, size in shapes], run.crop_px, rotations=False)
