@@ -1,6 +1,6 @@
-"""`tilenet batch`, in which a job script ends: train, then map, stop when asked, and come again.
+"""`tilenet batch`, the last command of a job script: train, map, stop when asked, and come again.
 
-Runs on the job's first node, and loads neither torch nor MPI. How a script calls it: scripts.py.
+It runs on the job's first node, and loads neither torch nor MPI; `scripts.py` writes its call.
 """
 
 import os
@@ -76,7 +76,7 @@ def gets_on(done: int, before: int | None) -> bool:
     """Whether a map that was cut off got on in this life; if not, once is bad luck.
 
     Args:
-        done: When the newest finished piece of the map was written, in ns.
+        done: Time at which the newest finished piece of the map was written, in ns.
         before: The same at the end of the last life that was cut off.
     """
     return done != before

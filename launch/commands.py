@@ -50,7 +50,7 @@ def quoted(word: str) -> str:
 
 
 def environment(placed: Placement) -> dict[str, str]:
-    """Environment variables that ranks need, besides those that the machine's modules set."""
+    """Return the environment variables that ranks need, besides those that modules set."""
     facts = placed.machine.launch
     variables = {"OMP_NUM_THREADS": str(placed.cores_per_rank), **facts.environment}
     if facts.device_order and not _own_device(placed):

@@ -54,8 +54,8 @@ def check_paths(job: Job, *, submits: bool) -> list[str]:
 def missing(job: Job) -> Missing:
     """The paths of a job, relative ones as seen from here, that lead to nothing.
 
-    Not looked for: what the job makes, copies of files on the nodes, addresses, and names that
-    stand for several files.
+    Not looked for: files that the job writes, copies of files on the nodes, addresses, and names
+    that stand for several files.
     """
     named_paths = [("--run", job.run), ("--packed", job.packed)]
     named_paths.append(("--venv", f"{job.venv}/bin/activate" if job.venv else ""))

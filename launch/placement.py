@@ -1,4 +1,4 @@
-"""Where the ranks of a plan go: nodes, cores and devices, as integers."""
+"""The placement of a plan's ranks on nodes, cores and devices, as integers."""
 
 from dataclasses import dataclass
 from math import ceil

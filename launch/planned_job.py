@@ -38,7 +38,7 @@ class PlannedJob:
 
 
 def read_job(path: Path) -> PlannedJob:
-    """Read what `tilenet plan -o` wrote.
+    """Read a plan that `tilenet plan -o` wrote.
 
     Raises:
         TilenetError: It is no plan, or a number in it is not one above 0.

@@ -1,4 +1,4 @@
-"""Job scripts, as text, for a machine and a placement: what may be changed, and `tilenet batch`."""
+"""Job scripts, as text, for a machine and a placement: values to change, and `tilenet batch`."""
 
 import re
 import shlex
@@ -149,7 +149,7 @@ def _names(placed: Placement, job: Job) -> list[str]:
 
 
 def _batch(placed: Placement, job: Job, minutes: int) -> list[str]:
-    """The command in which the script ends; its last words start the ranks, and can be changed."""
+    """Return the script's last command; its last words start the ranks, and can be changed."""
     facts = placed.machine.launch
     start, once = command(placed), once_per_node(placed)
     words = ["tilenet", "batch", f"--scheduler={facts.scheduler}"]

@@ -1,4 +1,4 @@
-"""Signals by which a batch system, or a user, stops a job."""
+"""Signals with which a batch system, or a user, stops a job."""
 
 import signal
 

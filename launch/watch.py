@@ -1,7 +1,7 @@
 """Runs on the last node of a job on a range of nodes: watch.py JOB FIRST SECONDS.
 
-Slurm keeps a job of which the first node has died, the one that runs its script, and nothing
-happens any more (seen with 22.05): back into the queue.
+Slurm keeps a job after its first node, the one that runs its script, has died, and nothing happens
+any more (seen with 22.05): back into the queue.
 """
 
 import os

@@ -6,7 +6,7 @@ MOST_LETTERS = 1500
 
 
 class _OneSentence(Exception):
-    """An exception whose text is one line of bounded length, whatever values it quotes."""
+    """An exception with one line of bounded length as its text, whatever values it quotes."""
 
     def __init__(self, sentence: str = "") -> None:
         super().__init__(one_line(sentence))

@@ -1,8 +1,8 @@
 """Random numbers that are a function of a key, such as (seed, step, image, layer).
 
 If ranks drew from a shared stream in turn, results would depend on the number of ranks. Here each
-number is computed from its key, by blake2b and numpy's counter-based Philox generator, whose raw
-output numpy guarantees never to change.
+number is computed from its key, by blake2b and numpy's counter-based Philox generator; numpy
+guarantees that its raw output never changes.
 """
 
 import hashlib

@@ -136,7 +136,7 @@ class Adopted:
 
 
 def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -> Adopted:
-    """Turn a network into a list of layers whose result does not depend on tiles or ranks.
+    """Turn a network into a list of layers that gives one result on any tiles and ranks.
 
     The list and the module are then run on random images of two sizes in float64, in training
     (forward and backward) and in evaluation, and must agree to rounding.

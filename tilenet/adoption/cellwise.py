@@ -1,8 +1,8 @@
 """Operators that compute each cell from the same cells of their arguments.
 
 Whatever torch tags as acting on each number alone is known, and operators that work along
-dimensions or change how a tensor is seen are known by what they do to dimensions: they may work
-along channels, and must leave images, rows and columns in their places.
+dimensions or change a tensor's view are known by their effect on dimensions: they may work along
+channels, and must leave images, rows and columns in their places.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Operators that move cells as a whole: pads, crops, strides, and blocks that become channels.
 
-Each is a convolution whose kernel is a single 1, so that its geometry is known.
+Each is a convolution with a single 1 as its kernel, so that its geometry is known.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Interpret the graph that `torch.export` records of a module.
 
 The graph lists the operators that a forward pass runs, at one size. They are interpreted one after
-another: each map becomes a `Value`, whose layer the operator's function in `operators.py` returns.
+another: each map becomes a `Value`; the operator's function in `operators.py` returns its layer.
 """
 
 import logging
@@ -52,7 +52,7 @@ __all__ = ["graph_of"]
 
 IN_PLACE = "_"
 TORCH = os.path.dirname(torch.__file__)
-# Operators with a function of their own, whose unusual arguments are ones of cells.
+# Operators with a function of their own; with unusual arguments they are operators on cells.
 ALSO_CELLWISE = frozenset(
     {"add", "div", "amax", "linalg_vector_norm", "mean", "norm", "sub", "sum"}
 )

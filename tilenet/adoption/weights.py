@@ -1,4 +1,4 @@
-"""Weights of a file in a module, whose names may begin otherwise: with `model.`, or `encoder.`."""
+"""Weights of a file in a module, also under names with `model.` or `encoder.` in front."""
 
 import re
 from collections import defaultdict

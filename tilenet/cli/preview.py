@@ -57,8 +57,8 @@ class Classes:
 def _classes_of(labels: LabelFile, image: Raster) -> Classes:
     """Look at labels for classes and their names.
 
-    Of label rasters class 0 is taken for the background. Polygons have none: what lies in none of
-    them does not count. Where no option says which class a value of their field is, each gets one.
+    Of label rasters class 0 is taken for the background. Polygons have none: pixels outside of them
+    do not count. Where no option names the class of a value of their field, each value gets one.
 
     Raises:
         TilenetError: They cannot be opened.
@@ -178,8 +178,8 @@ def main(arguments: list[str]) -> None:
             classes = _classes_of(labels, image)
             if isinstance(options.classes, tuple):
                 chosen = _chosen(classes, options.classes)
-    painted = None if classes is None else classes.labels
-    thumb = thumbnail(options.image, painted, options.size, bands, options.nodata, window)
+    label_file = None if classes is None else classes.labels
+    thumb = thumbnail(options.image, label_file, options.size, bands, options.nodata, window)
     picture = stretched(thumb.pixels, *options.stretch)
     legend: list[tuple[str, str]] = []
     lines: list[str] = []

@@ -24,7 +24,7 @@ def share_collars(
 ) -> None:
     """Give each image its collar, where `nodata` is collar. Collective.
 
-    Reading all pixels is what takes long, so ranks share it; strips do not depend on their number,
+    Reading all pixels takes long, so ranks share it; strips do not depend on the number of ranks,
     and each rank links the runs of all of them.
 
     Args:

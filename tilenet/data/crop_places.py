@@ -150,7 +150,7 @@ def _in_boxes(cells: NDArray[np.uint8], rows: int, cols: int) -> NDArray[np.uint
 def _along_rows(cells: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     """The bits of each `side` rows in succession."""
     most, width = min(side, len(cells)), 1
-    while width < most:  # what `width` rows hold becomes what up to twice as many do
+    while width < most:  # from bits of `width` rows to bits of up to twice as many
         step = min(width, most - width)
         cells = cells[:-step] | cells[step:]
         width += step

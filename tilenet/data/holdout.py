@@ -84,7 +84,7 @@ class HeldOut:
         return held_out
 
     def check_rest(self, margin_px: int, part_done: Callable[[], None] = lambda: None) -> None:
-        """Refuse a choice whose margins leave no pixel for training.
+        """Refuse a choice with margins that leave no pixel for training.
 
         Args:
             part_done: Is called after each part of the work, and may end it.
@@ -145,8 +145,8 @@ def choose_held_out(
 ) -> HeldOut:
     """Hold out round(share × number of blocks) blocks of all images together, at least 1.
 
-    Each block has a number drawn for it, and those with the smallest are held out. Of the blocks
-    with labels and of those without the same share is taken: with few labels neither training nor
+    Each block gets a random number, and the blocks with the smallest numbers are held out. The same
+    share is taken of blocks with labels and of blocks without: with few labels neither training nor
     validation gets all of them.
 
     Args:

@@ -1,7 +1,7 @@
 """A file that lists images, their labels, and which of them are held out for validation.
 
 A CSV file, or any vector file that GDAL reads (GeoJSON, GeoPackage …), with the columns `image`,
-`label` and `split`. What the images hold is not looked at here.
+`label` and `split`. The images themselves are not read here.
 """
 
 import csv
@@ -122,7 +122,7 @@ def listed(path: str, rows: Sequence[Row]) -> ImageList:
     """The images of the rows of a list.
 
     Args:
-        path: Path of the list, to whose folder names are relative.
+        path: Path of the list; names are relative to its folder.
         rows: Cells of the columns image and label, and split where there are splits.
 
     Raises:

@@ -42,12 +42,12 @@ def is_pattern(path: str) -> bool:
 def matched(images: str, labels: str) -> list[tuple[str, str]]:
     """The files of two patterns, as pairs of image and label, sorted by the image's name.
 
-    Paired are files whose names are equal between the patterns' fixed beginnings and ends, so that
-    a missing file cannot shift those after it by one.
+    Files with equal names between the patterns' fixed beginnings and ends are paired, so that a
+    missing file cannot shift those after it by one.
 
     Raises:
-        TilenetError: One of them is no pattern, its name is odd, one is met by no file, or an image
-            or label is left alone.
+        TilenetError: A pattern is none, has an odd name or meets no file, or an image or label is
+            left alone.
     """
     for pattern in (images, labels):
         check_name("a pattern", pattern)

@@ -1,7 +1,7 @@
 """STAC item collections as lists of images: `items.json#red+nir`, one image per item.
 
-An item collection is GeoJSON whose features, the items, name files, their assets. What stands after
-the # are keys of assets; plus signs stack their files. No address is asked here.
+An item collection is GeoJSON; its features, the items, name files, their assets. Keys of assets
+stand after the #; plus signs stack their files. No address is asked here.
 """
 
 import os
@@ -21,7 +21,7 @@ def read_items(images: str, labels: str) -> ImageList:
 
     Args:
         images: A file and keys of assets.
-        labels: The same file and others; or a name in which * stands for the id of an item.
+        labels: The same file and other keys; or a name with * for the id of an item.
 
     Raises:
         TilenetError: The file is no item collection, an item lacks an asset, labels are assets of

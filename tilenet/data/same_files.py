@@ -80,11 +80,11 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
     """Refuse images that are both trained on and scored on.
 
     Args:
-        once: Whether no image, and no file of a stack, may stand twice among those that are
-            trained on either: where blocks of it are held out, those of the other one would not be.
+        once: Whether no image, and no file of a stack, may stand twice among training images
+            either: where blocks of one are held out, those of the other would not be.
 
     Raises:
-        TilenetError: Names the first of them.
+        TilenetError: The error names the first of them.
     """
     splits: dict[str, tuple[str, bool]] = {}  # split, and whether images may share it
     for file in files:

@@ -189,7 +189,7 @@ class _Look:
         every = bool(entering.all())
         inside = [band.ravel() if every else band[entering] for band in pixels.values]
         if inside[0].size:
-            # + 0.0: there are no two zeros, of which ranks would find the one or the other
+            # + 0.0: else ranks would find 0.0 or -0.0
             low, high = ([float(end(band)) + 0.0 for band in inside] for end in (np.min, np.max))
             self.minimum = np.minimum(self.minimum, low)
             self.maximum = np.maximum(self.maximum, high)
@@ -296,10 +296,10 @@ def _moments_of_all(mine: NDArray[np.float64], groups: int, comm: "MPI.Intracomm
 
 
 def _check_finite(images: Sequence[Raster], stats: Survey) -> None:
-    """Refuse bands whose mean or deviation float64 cannot hold; all ranks know the same.
+    """Refuse bands with a mean or deviation that float64 cannot hold; all ranks know the same.
 
     Raises:
-        AgreedError: Names the band and its values.
+        AgreedError: The error names the band and its values.
     """
     for place, band in enumerate(images[0].bands):
         if not np.isfinite((stats.mean[place], stats.std[place])).all():

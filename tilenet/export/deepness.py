@@ -16,9 +16,9 @@ def deepness_properties(about: Description) -> dict[str, str]:
         "model_type": "Segmentor" if segments else "Regressor",
         "class_names": {str(number): name for number, name in enumerate(record.classes)},
         "tiles_size": about.tile.px,  # its documentation's name
-        "tile_size": about.tile.px,  # that which it reads
+        "tile_size": about.tile.px,  # the name that it reads
         "tiles_overlap": about.tile.overlap_percent,
-        # It divides pixels by 255, always, and then by this: they are what they were.
+        # It divides pixels by 255, always, and then by this: they keep their values.
         "standardization_mean": [0.0] * len(record.bands),
         "standardization_std": [1 / 255] * len(record.bands),
     }

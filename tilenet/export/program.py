@@ -101,7 +101,7 @@ def check_onnx() -> None:
     """Refuse .onnx files where packages are missing.
 
     Raises:
-        TilenetError: With their names.
+        TilenetError: Packages are missing; the error names them.
     """
     if missing := [name for name in FOR_ONNX if find_spec(name) is None]:
         raise TilenetError(

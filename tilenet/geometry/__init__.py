@@ -1,1 +1,1 @@
-"""The pixel grid: layers, halos, tiles and who owns what, in numbers only."""
+"""The pixel grid: layers, halos, tiles and their owners, in numbers only."""

@@ -183,7 +183,7 @@ def _both(a: Interval, b: Interval) -> Interval:
 
 @lru_cache(maxsize=16)
 def context_of(layers: tuple[Layer, ...]) -> Context:
-    """Walk the layers and say what tiles they need, along rows and along columns the same.
+    """Walk the layers to find alignment and context of tiles, the same along rows and columns.
 
     Of an opaque module it is known only that no pixel looks further than a window.
 

@@ -18,8 +18,8 @@ class HaloRule:
         halo_px: Pixels that are read on each side of an own window.
         alignment_px: Own windows start at multiples of this number of pixels.
         offset_px: Pixel of the read window on which output cell 0 lies.
-        valid_layers: The layers of an unpadded network, whose read windows reach over the raster's
-            edges and must have a legal size; empty for *same* padding, whose windows are shifted
+        valid_layers: The layers of an unpadded network: its read windows reach over the raster's
+            edges and must have a legal size. Empty for *same* padding: its windows are shifted
             inside instead.
         exact: Whether tiles give the result of the whole raster.
         exchanged: Whether neighbours send halos layer by layer, so that a tile reads its own pixels

@@ -1,8 +1,8 @@
 """Layers and their effect on the pixel grid: the single list that all rooms read.
 
 A network is a flat tuple of these frozen layers. The halo walk, the parameter counts, the memory
-model and `tilenet.model.network`, which builds the modules, all read the very same tuple, so what
-was computed beforehand is what runs. Maps lie on the same grid along rows and along columns, so
+model and `tilenet.model.network`, which builds the modules, all read the very same tuple, so the
+layers that were counted are those that run. Maps lie on one grid along rows and along columns, so
 each method speaks of one axis and counts in *cells*, the pixels of a feature map. Where a kernel is
 not square, it speaks of rows, and that of `across` of columns.
 
@@ -287,7 +287,7 @@ class Upsample(Layer):
             return first // self.factor, last // self.factor
         # Output cell o takes from (o + 1/2)/f − 1/2: the cell below that and, unless it falls
         # exactly on a cell, the one above. With `corners` that is moved by less than half a cell.
-        # Bicubic takes one more on each side; here always, since what is needed rises with cells.
+        # Bicubic takes one more on each side; here always, since needed cells rise with cells.
         moved = HALF if self.corners else 0
         low = Fraction(2 * first + 1, 2 * self.factor) - HALF - moved
         high = Fraction(2 * last + 1, 2 * self.factor) - HALF + moved
@@ -392,8 +392,8 @@ class Join(Joining):
         how: `concatenate` along the channels; `add`, `multiply`, where a whole map of one cell
             counts for all cells (a gate); `take` the stashed map instead of the map.
         place: Place of the map among the stashed ones, from 0.
-        fit: Where sizes of two concatenated maps differ: `crop` cuts the stashed map evenly on both
-            sides (valid networks), `pad` adds zeros below and right of the other (odd
+        fit: Remedy where sizes of two concatenated maps differ: `crop` cuts the stashed map evenly
+            on both sides (valid networks), `pad` adds zeros below and right of the other (odd
             sizes, approximate).
     """
 

@@ -79,8 +79,8 @@ def image_grid(layers: tuple[Layer, ...]) -> Grid:
     """The grid of the input, from which those of all maps follow.
 
     Maps are centred, unless the output is as large as the input and yet begins elsewhere, or maps
-    that are joined lie between each other's cells: then crops, or more zeros on one side, put
-    together what has one number, and maps lie on each other by their first cells.
+    that are joined lie between each other's cells: then crops, or more zeros on one side, join
+    cells of one number, and maps lie on each other by their first cells.
     """
     apart = False
 
@@ -168,7 +168,7 @@ def check_cells(layers: tuple[Layer, ...], read: Window, images: int | None = 1)
     """Refuse tiles that leave a norm a single cell, or too few cells to reflect at an edge.
 
     Args:
-        images: As in `fewest_cells`.
+        images: See `fewest_cells`.
 
     Raises:
         TilenetError: Names the tile.

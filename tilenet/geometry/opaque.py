@@ -12,7 +12,7 @@ from tilenet.geometry.layers import Layer
 
 __all__ = ["Opaque", "no_code", "opaque_of"]
 
-MOST_UNIT_PX = 32  # largest spacing of the grid on which crops begin
+MOST_UNIT_PX = 32  # largest spacing of the grid that crops begin on
 
 
 @dataclass(frozen=True)

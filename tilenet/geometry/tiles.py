@@ -1,9 +1,9 @@
 """Cut the pixel grid into tiles, each with the window that it reads and the window that it owns.
 
 Own windows partition the *extended* raster exactly once: training counts the loss over own pixels,
-prediction writes them. The extended raster is the raster whose height and width are rounded up to
-the alignment; what lies beyond the raster is its reflection (`reflected`), which losses and maps
-ignore. Rows and columns are cut alike, so the work is done per axis, on spans.
+prediction writes them. The extended raster is the raster with height and width rounded up to the
+alignment; pixels beyond the raster are its reflection (`reflected`), which losses and maps ignore.
+Rows and columns are cut alike, so the work is done per axis, on spans.
 """
 
 from bisect import bisect
@@ -237,7 +237,7 @@ def owned(array: T, tile: Tile, offset_px: int = 0) -> T:
 
     Args:
         array: numpy or torch, over the tile's read window or a network's output for it.
-        offset_px: Pixel of the read window on which the array's first cell stands.
+        offset_px: Pixel of the read window that the array's first cell stands on.
     """
     top = tile.own.row - tile.read.row - offset_px
     left = tile.own.col - tile.read.col - offset_px

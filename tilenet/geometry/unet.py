@@ -1,7 +1,7 @@
 """U-Nets as flat lists of layers, and the paper's four models.
 
-The structure is that of torchgpipe's "simplified U-Net" (benchmarks/models/unet), whose layer and
-parameter counts are the paper's to the digit: base channels double with every pooling, the
+The structure is that of torchgpipe's "simplified U-Net" (benchmarks/models/unet); its numbers of
+layers and parameters are the paper's to the digit: base channels double with every pooling, the
 bottleneck and the decoder hand on half of the channels that they work with.
 """
 
@@ -44,7 +44,7 @@ class UNetOptions:
         classes: Output channels.
         kernel: Width of the convolutions, odd.
         padding: `same` keeps sizes by zeros at the edges; `valid` is the 2015 U-Net.
-        upsampling: Method by which the decoder enlarges.
+        upsampling: Method of the decoder to enlarge maps.
         norm: Normalisation behind each convolution.
         norm_scope: Statistics over the whole image, or over each tile (approximate).
         groups: Groups of a group norm; where they do not divide the channels, the next smaller
@@ -122,7 +122,7 @@ PRESETS: dict[str, UNetOptions] = {
 }
 
 # The paper puts the number of poolings where its formula counts levels, so its halo is half of
-# what these networks look at (see halo.epsilon_px).
+# these networks' context (see halo.epsilon_px).
 PAPER_LEVELS: dict[str, int] = {name: preset.poolings for name, preset in PRESETS.items()}
 
 

@@ -45,8 +45,8 @@ def load(
     """Load the weights and the optimizer's states; return the number of steps done and the record.
 
     Args:
-        folder: A checkpoint, or the folder whose `last` names it.
-        optimizer: None: its states are not loaded.
+        folder: A checkpoint, or a folder with a link `last` to it.
+        optimizer: Optimizer that gets its states; None: no states are loaded.
 
     Raises:
         TilenetError: There is no such checkpoint, or it belongs to another network or optimizer.

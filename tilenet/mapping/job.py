@@ -65,7 +65,7 @@ class MapJob:
     Attributes:
         at_once: Tiles that a rank has in the pipeline at a time.
         what: Name of the work in front of its progress; None: shown only while it takes long.
-        turns: Turned images whose mean scores the map holds, tile by tile; (): the image alone.
+        turns: Turned images to average the scores of, tile by tile; (): the image alone.
         maps: Maps that the passes of a sweep for statistics keep for the pass that maps.
     """
 

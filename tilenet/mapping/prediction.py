@@ -52,7 +52,7 @@ class Prediction:
         scaled: Probabilities as bytes: the nearest of 0, 1/250 … 1, which GDAL unscales.
         bbox: xmin, ymin, xmax, ymax in the image's CRS: map the pixels under it; None: all.
         window: Row, column, height and width of the pixels to map, instead of `bbox`.
-        resume: Continue what an interrupted map left, and leave what is done when interrupted.
+        resume: Continue an interrupted map, and leave finished pieces when interrupted.
         overwrite: Whether an existing map may be replaced.
         prove: Whether, with a user's network, a small image is first compared with the whole one.
         tta: Mean over turned images of the probabilities, or of a regression's numbers: `flips`

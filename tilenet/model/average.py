@@ -68,12 +68,12 @@ class WeightAverage:
     def resume(self, state: dict[str, Tensor], source: str) -> None:
         """Take the averages from a network that has them, and fill in the trained weights.
 
-        Weights that were fixed until now begin at those of the checkpoint; those that are fixed
+        Weights that were fixed until now begin at those of the checkpoint; weights that are fixed
         from now on stay at their averages.
 
         Args:
-            state: `trained`, which is taken out, and other tensors, which stay in it.
-            source: The checkpoint, for the error.
+            state: Tensors of `trained`, which are taken out, and others, which stay in it.
+            source: Name of the checkpoint, for the error.
 
         Raises:
             TilenetError: A trained weight has another shape, or is not finite.

@@ -1,8 +1,8 @@
-"""Layers that compute each cell of the same cells of maps, by operators of torch that a list names.
+"""Layers that compute each cell from the same cells of maps, with operators of torch in a list.
 
-A file may hold any list. So operators are allowed by their schema (torch's own tag of what acts on
-each number alone, without random numbers and without writing over anything) or by name, and a list
-runs on shapes alone before it runs on anything else.
+A file may hold any list. So operators are allowed by their schema (torch's own tag of operators
+that act on each number alone, without random numbers and without writing over anything) or by name,
+and a list runs on shapes alone before it runs on anything else.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -38,7 +38,7 @@ VIEWS = frozenset({
 })  # fmt: skip
 # One of several results; numbers as the map's; numbers and their shape.
 ITEM, CONVERT, CONSTANT = "item", "convert", "constant"
-MOST_NUMBERS = 2**26  # of a value made of the few cells of a check
+MOST_NUMBERS = 2**26  # of a value computed from the few cells of a check
 
 
 @lru_cache(maxsize=1024)

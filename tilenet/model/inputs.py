@@ -43,8 +43,8 @@ def standardise(
     # Also for pixels without data, which may have any value.
     with np.errstate(over="call", invalid="ignore", call=lambda *about: too_large.append(about)):
         shift = np.array(mean, work)
-        # What float32 lost of a mean far from zero: a shift of all pixels, but not of the zeros
-        # around.
+        # The digits that float32 lost of a mean far from zero: a shift of all pixels, but not of
+        # the zeros around.
         rest = (np.array(mean) - shift).astype(work)
         # 1 for a constant band keeps the zeros that the mean leaves.
         scale = np.array([s if s > 0 else 1.0 for s in std], work)

@@ -1,8 +1,8 @@
-"""Split the layers into contiguous partitions, exactly: the smallest bottleneck there is.
+"""Split the layers into contiguous partitions with exactly the smallest possible bottleneck.
 
 Costs come as matrices over blocks of layers: entry [a, b] is the cost of layers a to b − 1 on one
-device, infinite where such a partition is impossible. So a block may cost what it likes (skips that
-cross its edges, boundaries, micro-batches in flight) and need not be a sum over its layers.
+device, infinite where such a partition is impossible. So a block may have any cost (skips that
+cross its edges, boundaries, micro-batches in flight), and not only a sum over its layers.
 """
 
 import heapq

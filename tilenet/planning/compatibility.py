@@ -2,7 +2,7 @@
 
 Tiles that run one after another, or micro-batches of a pipeline, cannot wait for one another at a
 layer. A layer that exchanges halos, or takes statistics over a whole image, needs all tiles of the
-image in flight at once (DESIGN.md, section 7). What may run at once is a micro-batch.
+image in flight at once (DESIGN.md, section 7). Tiles of one micro-batch run at once.
 """
 
 from collections.abc import Sequence
@@ -151,7 +151,7 @@ def flow_obstacle(
     partition computes them in the same order on all of these ranks.
 
     Args:
-        swap: What is swapped.
+        swap: Swapped tensors: `off`, `auto` or `all`.
         loss_terms: Summands of the loss.
     """
     reasons = (

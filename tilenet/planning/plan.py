@@ -228,7 +228,7 @@ class Plan:
         bubble: Idle share of the pipeline.
         pipeline_s: Predicted seconds of a step in the pipeline.
         sum_s: Predicted seconds of summing gradients, if nothing of it hides behind backward.
-        exchange_s: Predicted seconds of a step in which layers wait for other ranks; part of
+        exchange_s: Predicted seconds of a step that layers wait for other ranks; part of
             `pipeline_s`, where partitions wait at the same time.
         read_s: Predicted seconds of reading a step's tiles, while the step before it computes.
         step_s: Predicted seconds of a step.

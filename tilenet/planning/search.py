@@ -316,7 +316,7 @@ class Search:
             more = least_time(seconds, partitions, few=1)
             return list(dict.fromkeys([*few, *more, *least_bytes(room, partitions, few=1)]))
         few = least_time(seconds, partitions, room, question.limit_bytes)
-        # Blocks are charged at most what they may need, so that more may fit than that.
+        # Blocks are charged the most that they may need, so that more balances may fit.
         more = least_time(seconds, partitions) or few
         return list(dict.fromkeys([*few, *more, *least_bytes(room, partitions, seconds, few=1)]))
 

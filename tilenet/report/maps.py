@@ -122,7 +122,7 @@ def computed_maps(view: RunView, image: Raster, blocks: Sequence[Window]) -> Sma
         top, left = window.row - tile.own.row, window.col - tile.own.col
         return tile_map(tile)[top : top + window.height, left : left + window.width]
 
-    if blocks:  # of each what lies in the tile of its middle
+    if blocks:  # the part of each that lies in the tile of its middle
         candidates = [(b, t.own) for b in _spread(blocks, MOST_LOOKS) for t in tiles]
         pairs = [(block, own) for block, own in candidates if _holds_middle(own, block)]
     else:

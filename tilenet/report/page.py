@@ -31,7 +31,7 @@ def write_report(
     Args:
         folder: Folder of the run.
         out: Path of the page; None: `report.html` in the folder.
-        map_path: A class map of one of the run's images, parts of which are shown.
+        map_path: A class map of one of the run's images, to show parts of.
         maps: Without `map_path`: whether the network may map some places for the report.
 
     Raises:

@@ -196,7 +196,7 @@ def link(run: Path, name: str, checkpoint: Path) -> None:
     part.unlink(missing_ok=True)
     part.symlink_to(checkpoint.relative_to(run))
     part.replace(run / name)
-    sync(run)  # before what it named is deleted
+    sync(run)  # before its old target is deleted
 
 
 def _aside(run: Path, name: str) -> Path:
@@ -226,7 +226,7 @@ def set_aside(run: Path, broken: list[Path], whole: Path) -> None:
             link(run, "last", whole)
         for folder in broken:
             if _same(run / "best", folder):
-                (run / "best").unlink(missing_ok=True)  # the best of what is left is found again
+                (run / "best").unlink(missing_ok=True)  # the best of the rest is found again
             if folder.is_dir() and _same(folder.parent, run / "checkpoints"):
                 name, again = f"broken-{folder.name}", 0
                 while (folder.parent / name).exists():
@@ -278,7 +278,7 @@ def load_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
     """Read a safetensors file.
 
     Args:
-        mapped: Tensors may be views of the file, for callers that copy what they need at once.
+        mapped: Whether tensors may be views of the file, for callers that copy them at once.
 
     Raises:
         TilenetError: It is missing or broken.

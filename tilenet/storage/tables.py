@@ -129,7 +129,7 @@ class History:
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):  # `add` has said what could not be written
+        with suppress(OSError):  # `add` has raised the error
             self._file.close()
 
     def _unwritable(self, error: OSError) -> TilenetError:

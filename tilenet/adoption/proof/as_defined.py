@@ -22,7 +22,7 @@ class AsDefined(TorchFunctionMode):
     """Context manager that changes three of torch's results:
 
     - instance norm has its right gradient. torch 2.13 computes a wrong one on CPUs for one image
-      whose incoming gradient has channels last;
+      with channels last in its incoming gradient;
     - nearest enlargement of float64 takes the cells that it takes of float32. Where two are equally
       near, torch's choice depends on the memory format and the size;
     - numbers that are created in float32 or without a type, and results of whole numbers, are
@@ -45,7 +45,7 @@ class AsDefined(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if name == "float" and not args[0].is_floating_point():
             return args[0].double()
-        # Place of the running statistics; F.batch_norm calls torch.batch_norm, whose place differs.
+        # Place of the running statistics; torch.batch_norm, which F.batch_norm calls, has another.
         place = 1 if func is F.batch_norm else 3
         running = args[place] if len(args) > place else kwargs.get("running_mean")
         if self.frozen and name == "batch_norm" and running is not None:

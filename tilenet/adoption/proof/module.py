@@ -32,7 +32,7 @@ COUNT = "num_batches_tracked"  # of batch norm, on which nothing depends
 
 @dataclass(frozen=True)
 class _Case:
-    """A size and a mode in which a module and its list are compared.
+    """A size and a mode for comparing a module and its list.
 
     Attributes:
         images: Images of the batch.

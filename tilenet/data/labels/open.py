@@ -22,9 +22,9 @@ def open_labels(
 
     Args:
         path: Any file that GDAL reads.
-        image: The image on whose grid the labels are wanted.
+        image: The image; labels are read on its grid.
         ignore_index: Label of pixels that do not count.
-        keys: How polygons are burned; None: as class 1.
+        keys: Keys to burn polygons; None: as class 1.
 
     Raises:
         TilenetError: The file is neither, or does not fit the image.

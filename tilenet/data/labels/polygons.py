@@ -19,8 +19,8 @@ from tilenet.geometry.windows import Window
 __all__ = ["VectorLabels"]
 
 
-# Blocks have fixed places, so that rounding, which decides on which side of an edge the middle of a
-# pixel is, does not depend on the window.
+# Blocks have fixed places, so that rounding, which decides the side of an edge that the middle of a
+# pixel lies on, does not depend on the window.
 BLOCK_PX = 512
 # Burned around a block and cut off, so that GDAL's edge effects stay out of labels.
 MARGIN_PX = 2
@@ -36,7 +36,7 @@ class VectorLabels(LabelSource):
 
     Args:
         path: Any file of polygons that GDAL reads.
-        image: The image on whose grid they are burned.
+        image: The image; polygons are burned on its grid.
         ignore_index: Label of pixels that do not count.
         keys: Field, classes and order.
 

@@ -27,9 +27,9 @@ class Labels(LabelSource):
 
     Args:
         path: A raster of one band of whole numbers.
-        image: The image on whose grid the labels are wanted; None: on their own.
-        ignore_index: Label of pixels that do not count; nodata becomes it, and what lies beyond a
-            raster on another grid.
+        image: The image; labels are read on its grid. None: on their own grid.
+        ignore_index: Label of pixels that do not count; nodata becomes it, as do pixels beyond the
+            edges of a raster on another grid.
 
     Raises:
         TilenetError: The raster has several bands or real numbers, lies elsewhere than the image,
@@ -148,7 +148,7 @@ def _check_ground(labels: Raster, image: Raster) -> None:
     """Refuse labels on the ground for an image that is not there yet, and the other way around.
 
     Raises:
-        TilenetError: One of them has GCPs or RPCs instead of a transform, and the other a place, or
+        TilenetError: One has GCPs or RPCs instead of a transform, and the other has a place, or
             GCPs of its own.
     """
     ratio = labels.file_size[1] / image.file_size[1]  # uncut, as points are

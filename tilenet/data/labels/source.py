@@ -1,7 +1,7 @@
 """The labels of an image, whether its file holds pixels or polygons.
 
 Labels are classes, which is checked wherever they are read. Those of a part of an image leave the
-rest out; a validation image is one on which a network is scored while it trains. Labels of a
+rest out; a validation image is one to score a network on while it trains. Labels of a
 regression are numbers too: as classes they are 0 wherever there is a number.
 """
 

@@ -25,7 +25,7 @@ class Values(Labels):
 
     Args:
         path: A raster of one band; nodata, masked, NaN and infinite pixels hold no number.
-        image: The image on whose grid they lie.
+        image: The image; numbers are read on its grid.
 
     Raises:
         TilenetError: The raster has several bands, or lies on another grid.

@@ -26,7 +26,7 @@ from tilenet.errors import TilenetError
 
 __all__ = ["VECTOR_ERRORS", "Polygons", "VectorLayer"]
 
-# What pyogrio raises for GDAL's errors; ValueError for texts and geometries that it cannot decode.
+# Errors of pyogrio for GDAL's; ValueError for texts and geometries that it cannot decode.
 VECTOR_ERRORS = (DataSourceError, DataLayerError, ValueError, OSError)
 
 
@@ -95,7 +95,7 @@ class VectorLayer:
         self._all: Polygons | None = None
 
     def polygons(self, place: Bounds) -> Polygons:
-        """Polygons whose bounds meet a rectangle in the image's CRS, and perhaps a few more.
+        """Read polygons with bounds that meet a rectangle in the image's CRS, and perhaps more.
 
         Raises:
             TilenetError: The file cannot be read there, or holds points or lines.
@@ -164,7 +164,7 @@ class VectorLayer:
         order = order[~shapely.is_missing(shapes[order]) & ~shapely.is_empty(shapes[order])]
         shapes = shapes[order]
         parts = shapely.get_parts(shapely.get_parts(shapes))  # collections of multi-polygons
-        # Before anything is computed of them: GEOS raises errors of its own.
+        # Before anything is computed from them: GEOS raises errors of its own.
         corners, owner = shapely.get_coordinates(shapes, return_index=True)
         endless = owner[~np.isfinite(corners).all(axis=1)]
         if len(endless):

@@ -1,9 +1,9 @@
 """Write the polygons of a class map to a file.
 
 Each rank makes polygons of a band of rows, block by block, and joins those that its blocks cut; no
-rank holds more pixels than a block. Rank 0 joins those that reach from band to band, and holds all
-polygons. Only rank 0 simplifies them: an edge that two polygons share is simplified alike only if
-both, and all that meet them, are whole; in polygons of blocks the cuts would stay as corners.
+rank holds more pixels than a block. Rank 0 joins polygons that reach from band to band, and holds
+all polygons. Only rank 0 simplifies them: an edge that two polygons share is simplified alike only
+if both, and all that meet them, are whole; in polygons of blocks the cuts would stay as corners.
 """
 
 from contextlib import ExitStack

@@ -72,8 +72,8 @@ class CogJob:
         pieces: All pieces of the map.
         cog: Path of the file, which is overwritten.
         template: Template of the file's header.
-        classes: Overviews hold the class that most of their pixels have; else the mean of those
-            that hold data.
+        classes: Whether overviews hold the most frequent class of their pixels; else they hold the
+            mean of pixels with data.
         resumable: Whether pieces and compressed tiles stay where the map cannot be written.
     """
 
@@ -299,7 +299,7 @@ class _CogWriter:
             path, level = self.files[number]
             with open(path, "rb") as file:
                 return [_read_at(file, *level.places[tile]) for tile in tiles]
-        # Tile by tile, so that no bit depends on which are read together.
+        # Tile by tile, so that no bit depends on the tiles that are read together.
         return _compress(np.dstack([self._read_pixels(number, tile) for tile in tiles]), self.job)
 
     def _read_pixels(self, number: int, tile: int) -> NDArray[Any]:

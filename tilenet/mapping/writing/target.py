@@ -69,7 +69,7 @@ def claim_target(path: str, image: str, stack: ExitStack, *, overwrite: bool) ->
     """Check the place of a map, and lock it; `stack` releases the lock.
 
     Raises:
-        TilenetError: As in `check_target`, or another job writes the map.
+        TilenetError: See `check_target`; or another job writes the map.
     """
     check_target(path, overwrite=overwrite, image=image)
     lock = stack.enter_context(lock_target(path))

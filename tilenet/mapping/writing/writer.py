@@ -147,7 +147,7 @@ class MapWriter:
         return probe
 
     def lacks(self, window: Window) -> bool:
-        """Whether the map shows a window of the image, of which no piece was there."""
+        """Whether the map shows a window of the image that had no piece when it was opened."""
         part = overlap(window, self.window)
         return part is not None and self._place_of(part) not in self._done
 
@@ -205,7 +205,7 @@ class MapWriter:
 
     def _put_piece(self, place: Window, values: NDArray[Any]) -> None:
         if self._resumable and not self._written:
-            remove_record(self._pieces.folder)  # tiles that were made of what was there before
+            remove_record(self._pieces.folder)  # its tiles were compressed from older pieces
         self._pieces.put(place, values, lasting=self._resumable)
 
     def finish(self) -> None:

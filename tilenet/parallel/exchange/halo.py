@@ -81,7 +81,8 @@ class HaloChannel:
         ]
         outgoing = [_pinned(part) if staged else part for _, part in gives]
         if like.is_cuda:
-            # What is sent must be written, and what receives no longer be read, before MPI sees it.
+            # Tensors to send must be written, and tensors to receive into no longer be read, before
+            # MPI sees them.
             torch.cuda.current_stream(like.device).synchronize()
         ranks = [rank for rank, _ in takes], [rank for rank, _ in gives]
         with EXCHANGING:

@@ -160,10 +160,10 @@ class _Begun:
         number: Number of the micro-batch.
         origin: Images and tiles of its samples.
         arrived: Its maps from other partitions, by the sender; kept to compute it again.
-        gradients: Theirs, which backward fills in.
+        gradients: Gradients of these maps, which backward fills in.
         receivers: Partitions that its maps were sent to, in order.
-        returned: Gradients of these maps, once they are there.
-        end: Where backward begins, with what was returned; in the last partition the logits.
+        returned: Gradients of the maps that were sent, once they are there.
+        end: Tensor that backward begins at, with returned gradients; in the last partition logits.
     """
 
     number: int

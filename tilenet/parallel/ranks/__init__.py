@@ -1,1 +1,1 @@
-"""The ranks of a job: communicators, devices, start, and what they do together."""
+"""The ranks of a job: communicators, devices, start, and work that they do together."""

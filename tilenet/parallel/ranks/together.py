@@ -1,4 +1,4 @@
-"""Phases in which each rank works through a share of its own, and all ranks end together.
+"""Phases of work in shares of the ranks, which all ranks end together.
 
 With `agreed` ranks meet at the end of the phase. In a long one, a rank that fails, or is asked to
 stop, would wait for others that may need hours more. Here all leave after their current part.

@@ -18,18 +18,18 @@ class LayerBytes:
         output: The map that goes out.
         elements: Elements of the output.
         in_place: Whether the output lies where the input lay.
-        saved: Kept for backward besides input and output.
+        saved: Bytes kept for backward besides input and output.
         keeps_input: Whether backward needs the input.
         keeps_output: Whether backward needs the output.
-        forward: Most bytes above what lived before, the output among them.
-        backward: Most bytes above what lived before, the output's gradient among the latter, where
-            [0] neither input nor that gradient is held from outside, [1] the input is,
-            [2] the gradient is, [3] both are.
-        gradient: Storage of the input's gradient.
+        forward: Most bytes in forward above those alive before, the output included.
+        backward: Most bytes in backward above those alive before, which include the output's
+            gradient, where [0] neither input nor that gradient is held from outside, [1] the input
+            is, [2] the gradient is, [3] both are.
+        gradient: Bytes of the storage of the input's gradient.
         skip_gradients: Of a join, the bytes of the storage that each kept map's gradient holds
             until the stash, and the storage's number.
         shares_gradient: Of a join, whether one of these storages holds the input's gradient too.
-        first: The same as the first layer of a partition, where that differs: an activation is
+        first: Cost as the first layer of a partition, where that differs: an activation is
             never in place there, and an image wants a gradient in all micro-batches but the first.
     """
 

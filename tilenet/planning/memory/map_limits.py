@@ -49,7 +49,7 @@ def check_map_sizes(layers: tuple[Layer, ...], height: int, width: int, batch: i
 
 
 def check_weight_bytes(layers: tuple[Layer, ...]) -> None:
-    """Refuse networks whose weights alone, in float32, are more than this machine's memory.
+    """Refuse networks with more weights, in float32, than this machine's memory holds.
 
     Raises:
         TilenetError: They are more; the error names both sizes.

@@ -7,9 +7,9 @@ A partition under GPipe holds, for m micro-batches,
         + activations of one micro-batch, its own skips, skips' gradients and transients among them
         + (min(m, b − a + 1) − 1)·(gradients of skips stashed in a = this one, popped in b)
 
-and without checkpointing what all micro-batches have saved, and the gradients of weights that wait
-for those of other micro-batches. With stores (`pipeline.host_store`)
-the second line has two boundary inputs at most, and no skips. The activations are put together from
+and without checkpointing the saved tensors of all micro-batches, and the gradients of weights that
+wait for those of other micro-batches. With stores (`pipeline.host_store`) the second line has two
+boundary inputs at most, and no skips. The activations are put together from
 `layer_bytes`, layer by layer, as autograd makes and frees them (`block.py`).
 """
 

@@ -18,8 +18,8 @@ def swept_bytes(
 ) -> int:
     """Most bytes of feature maps that live at one time while a part of an image is swept.
 
-    Counted are rows that are kept, in the pieces in which they came, the input of the layer at hand
-    where it is put together of pieces, and its output; not the convolution's workspace.
+    Counted are kept rows, in the pieces that they came in, the input of the layer at hand where it
+    is put together from pieces, and its output; not the convolution's workspace.
 
     Args:
         height: Rows of the part.

@@ -169,7 +169,7 @@ class SweptBackward:
         """Most bytes so far.
 
         The gradients of a state count once more, since autograd may make them before it lets go of
-        those of the state after it: so it is never less than what lives.
+        those of the state after it: so it is never less than the bytes alive.
         """
         return self.most + self.state_gradient_bytes
 

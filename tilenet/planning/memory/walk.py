@@ -21,14 +21,14 @@ class Walk:
 
     Attributes:
         saved: Bytes that each layer leaves for backward, a map at the first layer that keeps it.
-        forward: Most bytes in forward, above what the layers before have saved.
+        forward: Most bytes in forward, above the saved bytes of the layers before.
         waiting: Stashed maps, besides, that no layer has saved and that wait for their pop.
-        backward: Most bytes in backward, above what layers up to this one have saved, without
+        backward: Most bytes in backward, above the saved bytes of layers up to this one, without
             the gradients of skips.
-        last: The same, as the block's last layer.
-        last_held: The same, with the gradient held by the caller.
-        outputs: The layer's output.
-        output_until: Last layer in whose backward the output lives, since it is saved anyway.
+        last: `backward` as the block's last layer.
+        last_held: `last` with the gradient held by the caller.
+        outputs: Bytes of the layer's output.
+        output_until: Last layer that finds the output alive in backward, since it is saved anyway.
         input_from: First layer that keeps the block's input (n: no layer does).
         roots: Map that holds each layer's input, and last that of the output: the number of the
             first layer with this map as its input.

@@ -27,8 +27,8 @@ class SavingLayer:
         saved_bytes: Bytes that stay for backward where it keeps; a map counts at the first layer
             that keeps it.
         swapped_bytes: Part of these in storages that are large enough to be swapped.
-        forward_bytes: Peak of forward, above what the layers before have left when all keep.
-        backward_bytes: Peak of backward, above the same; `saved_bytes` is included.
+        forward_bytes: Peak of forward, above the bytes that the layers before leave if all keep.
+        backward_bytes: Peak of backward, above the same bytes; `saved_bytes` is included.
         input_bytes: Bytes of the input map; 0 where it is saved and too small to be swapped.
         input_keeper: Number of the layer that counts the input among its saved bytes; the
             partition's first is 0.
@@ -105,7 +105,7 @@ def _skips(
     """Return the bytes that skips add to the layers [start, stop).
 
     Gradients wait from the pop's backward to the stash's, or for the whole partition where one of
-    the two is elsewhere; maps of other partitions' stashes wait for their pop, and those that are
+    the two is elsewhere; maps of other partitions' stashes wait for their pop, and maps that are
     popped elsewhere until this partition is done.
 
     Returns:

@@ -135,7 +135,7 @@ class _Step:
 
 
 def _is_gone(layers: Sequence[SavingLayer], stash: int, index: int, k: int) -> bool:
-    """Whether a stashed map is not among what the layers before one have left on the device."""
+    """Whether a stashed map is not on the device among the maps of the layers before one."""
     behind = stash + 1
     if layers[behind].needs_input and behind >= k:
         return False

@@ -317,7 +317,7 @@ def _check(run: RunFile) -> None:
     if run.swap is True:
         raise TilenetError("swap is off, auto or all (swap: true); auto swaps no more than it must")
     check_pairs(run.image_paths, run.label_paths)
-    _ = run.part  # refuses what is no part
+    _ = run.part  # refuses wrong values
     _check_length(run)
     _check_pipeline(run)
     check_task(run)
