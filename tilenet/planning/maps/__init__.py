@@ -1,0 +1,1 @@
+"""How an image is mapped: in a sweep, in tiles, by exchange of halos, or in passes."""
