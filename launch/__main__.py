@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from tilenet.cli.options import Arguments
+from tilenet.cli.options.arguments import Arguments
 from tilenet.errors import TilenetError, UsageError, printable
 from tilenet.planning.machines.read import known_machines, machine
 from tilenet.storage.atomic import write_aside

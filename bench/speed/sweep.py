@@ -40,7 +40,8 @@ from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.kept_maps import kept_cells
 from tilenet.planning.machines.read import machine
-from tilenet.planning.maps import MapPlan, MapQuestion, choose_map
+from tilenet.planning.maps.choose import choose_map
+from tilenet.planning.maps.question import MapPlan, MapQuestion
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.memory.trained_sweeps import ALL_CELLS, plan_sweeps, trained_bytes

@@ -14,7 +14,9 @@ from tilenet.cli.plan import main
 from tilenet.geometry.halo_rule import halo_rule
 from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.planning.maps import GPU_STRIP_PX, MapQuestion, choose_map
+from tilenet.planning.maps.choose import choose_map
+from tilenet.planning.maps.question import MapQuestion
+from tilenet.planning.maps.strips import GPU_STRIP_PX
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
 from tilenet.planning.memory.swept_maps import swept_bytes

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from zoo import network
 
-import tilenet.planning.maps
+import tilenet.planning.maps.passes
 from tilenet.adoption.adopt import adopt
 from tilenet.geometry.layers import GlobalPool
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import maps_before
 from tilenet.parallel.exchange.swept import Sweep
 from tilenet.planning.kept_maps import kept_cells, kept_maps
-from tilenet.planning.maps import MapPlan
+from tilenet.planning.maps.question import MapPlan
 
 SIZE = 96, 61
 AVERAGED = "gated", "pyramid", "looking", "grouped"
@@ -73,7 +73,9 @@ def test_nothing_is_computed_twice(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert apart <= 1e-12
     assert times == 1
     # Without memory for maps, all passes begin at the image, with the same numbers.
-    monkeypatch.setattr(tilenet.planning.maps, "kept_maps", lambda *args: kept_maps(*args[:-1], 0))
+    monkeypatch.setattr(
+        tilenet.planning.maps.passes, "kept_maps", lambda *args: kept_maps(*args[:-1], 0)
+    )
     again, _, times = counted(adopted, image, monkeypatch)
     assert torch.equal(found, again)
     assert times > 1

@@ -17,7 +17,7 @@ from whole_image import Scene, random_scene, whole_input
 
 import tilenet.mapping.choose
 import tilenet.mapping.job
-import tilenet.planning.maps
+import tilenet.planning.maps.passes
 from tilenet.errors import AgreedError
 from tilenet.geometry.layers import Layer, Norm
 from tilenet.geometry.unet import UNetOptions, unet_layers
@@ -243,10 +243,10 @@ def test_a_prefix_with_a_halo_one_unit_too_small_is_detected(
     """The negative control: the tolerance is tight enough to see it."""
     scene = scene_of(comm, shared_path, (93, 118))
     made = trained(comm, shared_path, scene, OPTIONS)
-    right: Callable[..., int] = tilenet.planning.maps.prefix_halo_px
+    right: Callable[..., int] = tilenet.planning.maps.passes.prefix_halo_px
     last = max(index for index, layer in enumerate(made.layers) if isinstance(layer, Norm))
     monkeypatch.setattr(
-        tilenet.planning.maps,
+        tilenet.planning.maps.passes,
         "prefix_halo_px",
         lambda layers, stop: right(layers, stop) - 4 * (stop == last),
     )

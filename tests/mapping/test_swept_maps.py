@@ -19,7 +19,7 @@ from whole_image import Scene, standardised
 from zoo import ZOO, network
 
 import tilenet.mapping.choose
-import tilenet.planning.maps
+import tilenet.planning.maps.strips
 from tilenet.adoption.adopt import adopt
 from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError, TilenetError
@@ -39,29 +39,29 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tile is the whole image, no rank holds its share, strips are as low as they can be."""
     monkeypatch.setattr(tilenet.mapping.choose, "_memory", lambda *_: (1 << 14, 32))
     monkeypatch.setattr(tilenet.mapping.choose, "SWEEP_TIMES", 1 << 20)
-    monkeypatch.setattr(tilenet.planning.maps, "STRIP_PX", 16)
-    monkeypatch.setattr(tilenet.planning.maps, "STRIP_CELLS", (1,))
+    monkeypatch.setattr(tilenet.planning.maps.strips, "STRIP_PX", 16)
+    monkeypatch.setattr(tilenet.planning.maps.strips, "STRIP_CELLS", (1,))
 
 
 def in_columns(monkeypatch: pytest.MonkeyPatch, num_cols: int) -> None:
     """Let just so many columns of tiles fit."""
-    right = tilenet.planning.maps._strips
+    right = tilenet.planning.maps.strips._strips
 
     def strips(asked: Any, height: int, width: int, columns: int, halo_px: int) -> int | None:
         fits = columns == num_cols and halo_px
         return right(asked, height, width, columns, halo_px) if fits else None
 
-    monkeypatch.setattr(tilenet.planning.maps, "_strips", strips)
+    monkeypatch.setattr(tilenet.planning.maps.strips, "_strips", strips)
 
 
 def that_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let just columns of ranks that exchange halos fit."""
-    right = tilenet.planning.maps._strips
+    right = tilenet.planning.maps.strips._strips
 
     def strips(asked: Any, height: int, width: int, columns: int, halo_px: int) -> int | None:
         return None if halo_px else right(asked, height, width, columns, halo_px)
 
-    monkeypatch.setattr(tilenet.planning.maps, "_strips", strips)
+    monkeypatch.setattr(tilenet.planning.maps.strips, "_strips", strips)
 
 
 def adopted(comm: MPI.Intracomm, folder: Path, scene: Scene, module: nn.Module) -> Any:

@@ -17,7 +17,10 @@ from tilenet.geometry.layers import Norm
 from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.mapping.choose import decide_map
-from tilenet.planning.maps import GPU_STRIP_PX, MapQuestion, _tile_px, choose_map, plan_passes
+from tilenet.planning.maps.choose import _tile_px, choose_map
+from tilenet.planning.maps.passes import plan_passes
+from tilenet.planning.maps.question import MapQuestion
+from tilenet.planning.maps.strips import GPU_STRIP_PX
 from tilenet.planning.memory.inference import inference_bytes
 from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.memory.swept_maps import swept_bytes

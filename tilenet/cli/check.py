@@ -14,8 +14,9 @@ from torch import nn
 from tilenet.adoption.adopt import Adopted
 from tilenet.choices import HaloMode
 from tilenet.cli.halo import MEANINGS
-from tilenet.cli.network_options import add_making, pair
-from tilenet.cli.options import Arguments, command
+from tilenet.cli.options.arguments import Arguments, command
+from tilenet.cli.options.network import add_making
+from tilenet.cli.options.tiles import pair
 from tilenet.cli.own_network import WHOLE_IMAGE, adopt_named, facts_of
 from tilenet.cli.rank_memory import memory_line, rank_memory
 from tilenet.errors import UsageError

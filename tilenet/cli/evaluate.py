@@ -2,9 +2,9 @@
 
 import json
 
-from tilenet.cli.data_options import WINDOW, numbers, with_values
-from tilenet.cli.label_options import add_labels, vectors_of
-from tilenet.cli.options import Arguments, command
+from tilenet.cli.options.arguments import Arguments, command
+from tilenet.cli.options.data import WINDOW, numbers, with_values
+from tilenet.cli.options.labels import add_labels, vectors_of
 from tilenet.library.evaluate import evaluate
 from tilenet.parallel.health.watchdog import Watchdog
 

@@ -1,6 +1,6 @@
 """`tilenet export`: a trained network as a file for other programs."""
 
-from tilenet.cli.options import Arguments, command
+from tilenet.cli.options.arguments import Arguments, command
 from tilenet.cli.own_network import add_code, module_named
 from tilenet.errors import UsageError
 from tilenet.export.job import Export, export_network

@@ -5,15 +5,9 @@ from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
-from tilenet.cli.network_options import (
-    add_network,
-    add_own_network,
-    add_tiles,
-    check_own_network,
-    image_of,
-    network_of,
-)
-from tilenet.cli.options import Arguments, command
+from tilenet.cli.options.arguments import Arguments, command
+from tilenet.cli.options.network import add_network, add_own_network, check_own_network, network_of
+from tilenet.cli.options.tiles import add_tiles, image_of
 from tilenet.geometry.halo import context_of, epsilon_px, norm_context
 from tilenet.geometry.halo_rule import halo_rule
 from tilenet.geometry.layers import Layer

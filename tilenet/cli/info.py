@@ -6,9 +6,9 @@ from itertools import groupby
 from math import isfinite
 from typing import Any
 
-from tilenet.cli.data_options import band_names, nodata_value
-from tilenet.cli.label_options import add_labels, vectors_of
-from tilenet.cli.options import Arguments
+from tilenet.cli.options.arguments import Arguments
+from tilenet.cli.options.data import band_names, nodata_value
+from tilenet.cli.options.labels import add_labels, vectors_of
 from tilenet.data.inspect import InfoRequest, describe
 from tilenet.data.labels.vector_keys import is_whole, quoted
 from tilenet.errors import UsageError, printable
@@ -112,7 +112,7 @@ def _values(values: dict[str, Any]) -> list[Row]:
     ]
     rows = [("field", f"{values['field']}: {counted}")]
     rows += _table([["polygons", "class", "value"], *table])
-    # In the order of the classes, what does not count last.
+    # In the order of the classes, values that do not count last.
     short = [pair for pair in classes.items() if _cut(pair[0]) == pair[0]]
     short.sort(key=lambda pair: (pair[1] is None, pair[1] or 0))
     if short:

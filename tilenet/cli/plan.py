@@ -7,30 +7,22 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from tilenet.cli.data_options import numbers
-from tilenet.cli.network_options import (
-    add_network,
-    add_own_network,
-    add_tiles,
-    check_own_network,
-    image_of,
-    network_of,
-)
-from tilenet.cli.options import Arguments, command
+from tilenet.cli.options.arguments import Arguments, command
+from tilenet.cli.options.data import numbers
+from tilenet.cli.options.network import add_network, add_own_network, check_own_network, network_of
+from tilenet.cli.options.tiles import add_tiles, image_of
 from tilenet.cli.own_network import adopt_named
-from tilenet.errors import TilenetError, UsageError
+from tilenet.cli.plan_plot import plot_plan
+from tilenet.errors import UsageError
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.unet import UNetOptions
-from tilenet.planning.estimate import Estimator
-from tilenet.planning.explain import GIB, answer, explain, in_px
+from tilenet.planning.explain import GIB, answer, explain
 from tilenet.planning.machines.read import known_machines, machine
-from tilenet.planning.memory.paper import level_bytes
 from tilenet.planning.memory.states import OPTIMIZER_STATES
-from tilenet.planning.plan import MODES, OwnNetwork, Plan, Question, write_plan
+from tilenet.planning.plan import MODES, OwnNetwork, Question, write_plan
 from tilenet.planning.replan import replan
 from tilenet.planning.time.profile import read_profile
 from tilenet.planning.time.roofline import ITEM_BYTES
-from tilenet.report.plan_charts import plot_level_bytes, plot_timeline
 
 __all__ = ["main"]
 
@@ -42,37 +34,10 @@ def main(arguments: list[str]) -> None:
     question = _question(options, arguments)
     plans = answer(question, alone=options.json)
     for path in options.plot or []:
-        _plot(plans[0], Path(path))
+        plot_plan(plans[0], Path(path))
     if options.out:
         write_plan(plans[0], Path(options.out))
     print(json.dumps(plans[0].to_json()) if options.json else explain(plans))
-
-
-def _plot(plan: Plan, path: Path) -> None:
-    """`memory.png` and its like draw the levels' bytes, every other name the timeline."""
-    if "memory" in path.name:
-        if isinstance(plan.question.options, OwnNetwork):
-            raise TilenetError(
-                f"the bytes of levels are those of a U-Net (network: {plan.question.options.name}, "
-                f"plot: {path}); leave memory out of the name, and the timeline is drawn"
-            )
-        item_bytes = ITEM_BYTES[plan.question.precision]
-        levels = level_bytes(plan.question.options, max(plan.tile_read_px), item_bytes)
-        title = f"Feature maps of a {in_px(plan.tile_read_px)} tile"
-        plot_level_bytes(levels.encoder, levels.decoder, path, title)
-        return
-    layout = plan.layout
-    if layout.strip_rows is not None:
-        raise TilenetError(
-            f"a timeline is of micro-batches, which a sweep does not have (plot: {path}, "
-            "halo_mode: sweep); leave --plot out, or take --halo-mode overlap or exchange"
-        )
-    estimator, number = Estimator(plan.question), layout.micro_batches
-    if layout.flows:  # enough to see it fill, flow and drain
-        of_step = estimator.micro_batches(layout.grid, layout.partitions)
-        number = min(of_step, 3 * layout.partitions)
-    timeline = estimator.timeline(layout, plan.balance, number)
-    plot_timeline(timeline, path, f"{number} micro-batches: {layout}")
 
 
 def _question(options: Namespace, arguments: Sequence[str]) -> Question:

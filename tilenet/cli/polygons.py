@@ -4,7 +4,7 @@ import argparse
 import math
 import sys
 
-from tilenet.cli.options import Arguments
+from tilenet.cli.options.arguments import Arguments
 from tilenet.errors import UsageError
 from tilenet.mapping.polygons.job import PolygonsJob, make_polygons
 from tilenet.parallel.health.progress import say

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from tilenet.cli.data_options import WINDOW, band_names, nodata_value, numbers, with_values
-from tilenet.cli.options import Arguments
+from tilenet.cli.options.arguments import Arguments
+from tilenet.cli.options.data import WINDOW, band_names, nodata_value, numbers, with_values
 from tilenet.cli.own_network import add_code, module_named
 from tilenet.errors import TilenetError, UsageError
 from tilenet.library.predict import given_network

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.cli.data_options import WINDOW, band_names, nodata_value, numbers
-from tilenet.cli.label_options import add_labels, vectors_of
-from tilenet.cli.options import Arguments, command
+from tilenet.cli.options.arguments import Arguments, command
+from tilenet.cli.options.data import WINDOW, band_names, nodata_value, numbers
+from tilenet.cli.options.labels import add_labels, vectors_of
 from tilenet.data.labels.facts import class_names
 from tilenet.data.labels.field_values import proposed_classes
 from tilenet.data.labels.open import open_labels

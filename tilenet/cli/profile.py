@@ -7,14 +7,9 @@ from pathlib import Path
 
 import torch
 
-from tilenet.cli.network_options import (
-    add_network,
-    add_own_network,
-    check_own_network,
-    network_of,
-    pair,
-)
-from tilenet.cli.options import Arguments, command
+from tilenet.cli.options.arguments import Arguments, command
+from tilenet.cli.options.network import add_network, add_own_network, check_own_network, network_of
+from tilenet.cli.options.tiles import pair
 from tilenet.cli.own_network import adopt_named
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of

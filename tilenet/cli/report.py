@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tilenet.cli.options import Arguments, command
+from tilenet.cli.options.arguments import Arguments, command
 from tilenet.errors import printable
 from tilenet.report.page import write_report
 

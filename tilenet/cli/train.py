@@ -2,7 +2,7 @@
 
 import sys
 
-from tilenet.cli.data_options import with_values
+from tilenet.cli.options.data import with_values
 from tilenet.errors import AgreedError, UsageError
 from tilenet.library.train import read_once
 from tilenet.library.whole_run import train

@@ -6,7 +6,7 @@ from tilenet.geometry.layers import Norm
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.map_source import MapSource
 from tilenet.parallel.health.progress import say
-from tilenet.planning.maps import MapPlan
+from tilenet.planning.maps.question import MapPlan
 
 __all__ = ["announce_map"]
 

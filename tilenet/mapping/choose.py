@@ -8,7 +8,9 @@ import torch
 from tilenet.geometry.opaque import Opaque
 from tilenet.mapping.blended import tiles_of_windows, window_ratio
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.planning.maps import GPU_STRIP_PX, MapPlan, MapQuestion, choose_map
+from tilenet.planning.maps.choose import choose_map
+from tilenet.planning.maps.question import MapPlan, MapQuestion
+from tilenet.planning.maps.strips import GPU_STRIP_PX
 from tilenet.planning.memory.map_limits import check_map_sizes
 
 if TYPE_CHECKING:

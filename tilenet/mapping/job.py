@@ -32,7 +32,7 @@ from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.planning.maps import MapPlan
+from tilenet.planning.maps.question import MapPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -23,7 +23,7 @@ from tilenet.mapping.turns import Turned, turns_of
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network, check_weight_count, load_weights, network_to_fill
 from tilenet.model.opaque import opaque_network
-from tilenet.planning.maps import MapQuestion
+from tilenet.planning.maps.question import MapQuestion
 from tilenet.storage.checkpoints import load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
 

@@ -1,6 +1,6 @@
 """Raster in, map out: ranks compute tiles in turn and write them, memory stays bounded.
 
-Norms over the whole image need more than a tile: `planning.maps` chooses how they get it.
+Norms over the whole image need more than a tile: `planning.maps.choose` chooses how they get it.
 """
 
 import os

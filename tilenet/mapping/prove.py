@@ -31,7 +31,8 @@ from tilenet.parallel.proof import (
 )
 from tilenet.parallel.ranks.share import share_tensors
 from tilenet.parallel.ranks.together import together
-from tilenet.planning.maps import MapPlan, MapQuestion, plan_passes
+from tilenet.planning.maps.passes import plan_passes
+from tilenet.planning.maps.question import MapPlan, MapQuestion
 from tilenet.planning.small_image import (
     ImageQuestion,
     choose_small_image,

@@ -21,7 +21,7 @@ from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Computed, Input, Mapper
 from tilenet.parallel.exchange.passes import KeptSums, Values
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.planning.maps import MapPlan
+from tilenet.planning.maps.question import MapPlan
 
 __all__ = ["MeanOfTurns", "SumsOfTurn", "Turn", "Turned", "turn_map", "turns_of"]
 

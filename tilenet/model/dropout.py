@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tilenet.geometry.layers import Dropout
@@ -70,9 +71,12 @@ class KeyedDropout(nn.Module):
             return x
         if self.probability == 0:
             return x.clone()  # an in-place ReLU may follow
-        return x * upload(self._masks(*x.shape).to(x.dtype), x.device)
+        masks = self._masks(*x.shape)
+        if x.dtype == torch.float32:  # numpy rounds alike, in a fraction of torch's time
+            masks = masks.astype(np.float32)
+        return x * upload(torch.from_numpy(masks).to(x.dtype), x.device)
 
-    def _masks(self, samples: int, channels: int, rows: int, cols: int) -> Tensor:
+    def _masks(self, samples: int, channels: int, rows: int, cols: int) -> NDArray[np.float64]:
         """Masks (B, C, 1, 1), (B, 1, 1, 1) or (B, C, H, W), scaled by 1 / (1 − p)."""
         key = self.mask_key
         origin = origin_under_way()
@@ -93,8 +97,8 @@ class KeyedDropout(nn.Module):
             else:
                 number = channels if self.drops == "channels" else 1
                 drawn.append(uniform(number, *parts)[:, None, None])
-        masks = torch.from_numpy(np.stack(drawn) >= self.probability).to(torch.float64)
-        return masks / (1 - self.probability or 1)  # with p = 1 all masks are 0
+        # With p = 1 all masks are 0.
+        return (np.stack(drawn) >= self.probability) / (1 - self.probability or 1)
 
     def extra_repr(self) -> str:
         return f"p={self.probability}, {self.drops}, layer={self.layer}"

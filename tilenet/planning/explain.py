@@ -10,7 +10,9 @@ from tilenet.geometry.halo_rule import halo_rule
 from tilenet.planning.compatibility import obstacle, whole_image
 from tilenet.planning.halo_modes import plan_modes
 from tilenet.planning.kept_maps import kept_cells
-from tilenet.planning.maps import GPU_STRIP_PX, MapQuestion, choose_map
+from tilenet.planning.maps.choose import choose_map
+from tilenet.planning.maps.question import MapQuestion
+from tilenet.planning.maps.strips import GPU_STRIP_PX
 from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.plan import Plan, Question
 from tilenet.planning.time.roofline import ITEM_BYTES

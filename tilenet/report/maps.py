@@ -20,7 +20,8 @@ from tilenet.model.network import load_weights, network_to_fill
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.tf32 import tf32_if_asked
 from tilenet.planning.balance import likely_balance
-from tilenet.planning.maps import MapQuestion, choose_map
+from tilenet.planning.maps.choose import choose_map
+from tilenet.planning.maps.question import MapQuestion
 from tilenet.report.run_view import RunView
 from tilenet.storage.checkpoints import load_tensors
 

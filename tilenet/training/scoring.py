@@ -32,7 +32,7 @@ from tilenet.model.network import Network, network_to_score
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl
-from tilenet.planning.maps import MapPlan, MapQuestion
+from tilenet.planning.maps.question import MapPlan, MapQuestion
 from tilenet.scores import number_scores, scores
 from tilenet.training.network import RunNetwork
 
