@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from tilenet.random_keys import key, uniform
+from tilenet.random_keys import key, sixteen_bits, uniform
 
 # Runs of older versions go on to the same numbers, so these never change.
 GOLDEN_KEYS = {
@@ -20,6 +20,11 @@ GOLDEN_NUMBERS = {
     (0,): ["0x1.30b26f3a88a4dp-1", "0x1.f6cf7536ffa6cp-3", "0x1.46670eb144d08p-1"],
     (7, "dropout", 4, 2, 9): ["0x1.59e98bbf56338p-3", "0x1.a84a5c5a0f7fcp-2"],
     (2**70, "order", -5): ["0x1.96ccc3236de00p-6", "0x1.cf8a494282856p-2"],
+}
+
+GOLDEN_BITS = {
+    (0,): [28484, 17490, 14237, 39001, 55802, 57332, 61094, 16089],
+    (2**70, "order", -5): [33761, 36279, 13068, 1627, 24452, 41121, 37456, 29666],
 }
 
 
@@ -48,6 +53,21 @@ def test_more_numbers_begin_with_the_same_ones() -> None:
 @pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 5, 7, 8, 998])
 def test_numbers_further_on_are_those_of_the_whole(first: int) -> None:
     assert np.array_equal(uniform(9, 5, "a", first=first), uniform(1007, 5, "a")[first : first + 9])
+
+    bits = sixteen_bits(1007, 5, "a")
+    assert np.array_equal(sixteen_bits(9, 5, "a", first=first), bits[first : first + 9])
+
+
+@pytest.mark.parametrize("parts", GOLDEN_BITS, ids=str)
+def test_sixteen_bits_never_change_and_are_those_of_the_numbers(
+    parts: tuple[int | str, ...],
+) -> None:
+    bits = sixteen_bits(44, *parts)
+    assert bits[:8].tolist() == GOLDEN_BITS[parts]
+    # A number has the upper 53 bits of 64.
+    words = (uniform(11, *parts) * 2.0**53).astype(np.uint64)
+    assert np.array_equal(bits[3::4], words >> 37)
+    assert np.array_equal(bits[1::4], words >> 5 & 0xFFFF)
 
 
 def test_each_part_counts() -> None:

@@ -10,7 +10,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["key", "uniform"]
+__all__ = ["key", "sixteen_bits", "uniform"]
 
 
 def key(*parts: int | str) -> int:
@@ -25,6 +25,21 @@ def uniform(count: int, *parts: int | str, first: int = 0) -> NDArray[np.float64
     Args:
         first: Number of the key's numbers to skip. This costs nothing, since Philox is a counter.
     """
+    return np.asarray(_raw(count, first, *parts) >> np.uint64(11), dtype=np.float64) * 2.0**-53
+
+
+def sixteen_bits(count: int, *parts: int | str, first: int = 0) -> NDArray[np.uint16]:
+    """`count` whole numbers below 2¹⁶ that are a function of `parts`: four from each of Philox's.
+
+    Args:
+        first: Number of the key's numbers to skip, which costs nothing.
+    """
+    word, skipped = divmod(first, 4)
+    raw = _raw(-(-(skipped + count) // 4), word, *parts)
+    return raw.astype("<u8", copy=False).view("<u2")[skipped : skipped + count]
+
+
+def _raw(count: int, first: int, *parts: int | str) -> NDArray[np.uint64]:
+    """`count` of the numbers of a key's Philox generator, from number `first` on."""
     block, skipped = divmod(first, 4)  # Philox computes four numbers per count
-    raw = np.random.Philox(key=key(*parts), counter=block).random_raw(skipped + count)[skipped:]
-    return np.asarray(raw >> np.uint64(11), dtype=np.float64) * 2.0**-53
+    return np.random.Philox(key=key(*parts), counter=block).random_raw(skipped + count)[skipped:]

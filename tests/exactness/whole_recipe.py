@@ -19,7 +19,7 @@ from tilenet.data.crop_places import crop_places
 from tilenet.data.schedule import CropSchedule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
-from tilenet.random_keys import key, uniform
+from tilenet.random_keys import key, sixteen_bits, uniform
 from tilenet.training.config.keys import AugmentKeys
 from tilenet.training.config.run_file import RunFile
 
@@ -59,7 +59,8 @@ def altered(pixels: Array, augment: AugmentKeys, seed: int, step: int, number: i
         found[band] = gain * pixels[band] + augment.brightness * drawn[bands + band]
     if augment.noise:
         for row in range(height):
-            noise = NORMAL(uniform(width * bands, seed, step, number, "noise", row))
+            bits = sixteen_bits(width * bands, seed, step, number, "noise", row)
+            noise = NORMAL((bits + 0.5) / 2**16)
             found[:, row] += augment.noise * noise.reshape(width, bands).T
     return found
 

@@ -6,6 +6,7 @@ needs to know the others. Two tiles that read the same pixel give it the same no
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tilenet.geometry.windows import Window, reflected
-from tilenet.random_keys import uniform
+from tilenet.random_keys import sixteen_bits, uniform
 
 __all__ = ["Radiometry"]
 
@@ -62,17 +63,30 @@ class Radiometry:
             values += (self.brightness * drawn[bands:]).astype(values.dtype)
         if self.noise:
             self._add_noise(image[0], window, size, *key)
-        values *= valid
+        if not valid.all():
+            values *= valid
 
     def _add_noise(self, image: Tensor, window: Window, size: tuple[int, int], *key: int) -> None:
         """Row by row, so that it takes no memory; a row's key makes its pixels, band by band."""
-        bands = image.shape[0]
+        bands, levels = image.shape[0], (self.noise * _quantiles()).to(image.dtype).numpy()
+        values = image.numpy()
         cols = reflected(window.col, window.width, size[1])
         left = min(cols)
-        places = torch.tensor(cols) - left
+        places = slice(None) if cols == [*range(left, left + len(cols))] else np.array(cols) - left
         count = (max(cols) - left + 1) * bands
         for at, row in enumerate(reflected(window.row, window.height, size[0])):
-            drawn = torch.from_numpy(uniform(count, *key, "noise", row, first=left * bands))
-            # The quantile of a uniform number is normal; that of 0 would be infinite.
-            normal = torch.special.ndtri(drawn.clamp_(min=2.0**-54)).view(-1, bands)
-            image[:, at] += (self.noise * normal[places]).T.to(image)
+            drawn = sixteen_bits(count, *key, "noise", row, first=left * bands).reshape(-1, bands)
+            values[:, at] += levels.take(drawn[places].T, mode="clip")  # clips nothing: faster
+
+
+@cache
+def _quantiles() -> Tensor:
+    """The normal quantiles of the middles of 2¹⁶ equal parts of [0, 1], in float64.
+
+    To look one up takes a tenth of the time of computing it for a pixel.
+    """
+    parts = 1 << 16
+    quantiles: Tensor = torch.special.ndtri(
+        (torch.arange(parts, dtype=torch.float64) + 0.5) / parts
+    )
+    return quantiles
