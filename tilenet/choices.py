@@ -2,7 +2,9 @@
 
 from typing import Literal
 
-__all__ = ["READ_AHEAD", "VALUE_LOSSES", "Checkpointing", "HaloMode", "Pipelining", "Precision"]
+__all__ = [
+    "READ_AHEAD", "VALUE_LOSSES", "Checkpointing", "Device", "HaloMode", "Pipelining", "Precision",
+]  # fmt: skip
 
 READ_AHEAD = 2  # micro-batches that are read before they are needed, unless the run file says more
 VALUE_LOSSES = "l1", "l2", "huber"  # of a regression; the others are of classes
@@ -13,6 +15,10 @@ over it strip by strip; windows have none, and are blended."""
 
 Checkpointing = Literal["always", "except_last", "never"]
 """The micro-batches that keep their input only and are computed again in backward."""
+
+Device = Literal["auto", "cpu", "cuda", "xpu"]
+"""What computes: the CPU, GPUs of NVIDIA or AMD (`cuda`) or of Intel (`xpu`), or whichever GPUs
+torch sees."""
 
 Pipelining = Literal["gpipe", "1f1b"]
 """Order of micro-batches in partitions: a mini-batch forward and then back, or each back as soon as

@@ -60,7 +60,7 @@ def set_enabled_lms(enable: bool) -> None:
         enabled.hooks.leave()
         enabled.swapper.close()
         return
-    slabs = open_slabs(None, None, pinned=torch.cuda.is_available())
+    slabs = open_slabs(None, None, pinned=torch.accelerator.is_available())
     swapper = Swapper(_process.limit_bytes, _process.min_bytes, LOOKAHEAD, slabs)
     hooks = SwapInForward(swapper)
     before = register_module_forward_pre_hook(hooks.before)

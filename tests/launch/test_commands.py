@@ -66,6 +66,7 @@ LINES = [
     ("lumi", 16, 1, None, "srun -N 2 -n 16 --ntasks-per-node=8 -c 7 " + LUMI, 7),
     ("jupiter", 8, 1, None, "srun -N 2 -n 8 --ntasks-per-node=4 -c 72 " + JUPITER, 72),
     ("polaris", 8, 1, None, "mpiexec -n 8 --ppn 4 --depth 8 " + PALS, 8),
+    ("aurora", 24, 1, None, "mpiexec -n 24 --ppn 12 --depth 8 " + PALS, 8),
     ("polaris", 5, 2, None, "mpiexec -n 5 --ppn 2 --depth 16 " + PALS, 16),
     ("pbs", 8, 1, None, "mpiexec -n 8 -ppn 4 -f " + HOSTS, 16),
     ("pbs", 9, 1, None, "mpiexec -n 9 -ppn 4 -f " + HOSTS, 16),

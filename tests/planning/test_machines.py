@@ -47,7 +47,7 @@ def test_summits_facts_are_the_published_ones() -> None:
 
 def test_every_packaged_machine_can_be_had() -> None:
     assert known_machines() == (
-        *("summit", "frontier", "perlmutter", "lumi", "jupiter", "polaris", "tuolumne"),
+        *("summit", "frontier", "perlmutter", "lumi", "jupiter", "polaris", "aurora", "tuolumne"),
         *("slurm", "pbs", "workstation", "local"),
     )
     for name in known_machines():

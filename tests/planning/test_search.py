@@ -12,7 +12,9 @@ from questions import every_balance, every_plan, small_machine, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, UNetOptions
+from tilenet.planning import swept_plan
 from tilenet.planning.compatibility import whole_image
+from tilenet.planning.fitting import find_fitting
 from tilenet.planning.machines.read import machine
 from tilenet.planning.memory import states
 from tilenet.planning.memory.partition import partition_bytes
@@ -323,6 +325,21 @@ def test_impossible_questions_are_refused_in_a_sentence(
     with pytest.raises(TilenetError, match=said) as refusal:
         Search(replace(ROOMY, **changes)).best()  # type: ignore[arg-type]
     assert "\n" not in str(refusal.value)
+
+
+def test_ranks_of_intels_gpus_have_one_partition() -> None:
+    """A run refuses several there (`choose_devices`), so no plan has them."""
+    here = replace(ROOMY, machine=replace(ROOMY.machine, device="Intel Max 1550"))
+    for question, counts in ((ROOMY, {1, 2, 4}), (here, {1})):
+        assert {layout.partitions for layout in Search(question).layouts()} == counts
+        sweep = replace(question, halo_mode="sweep")
+        assert set(swept_plan._partitions(sweep)) == counts
+    for mode in ("overlap", "sweep"):
+        said = r"of CUDA or ROCm \(partitions: 2, devices of toy: Intel Max 1550\); ask for 1$"
+        with pytest.raises(TilenetError, match=said):
+            find_fitting(replace(here, halo_mode=mode, partitions=2))  # type: ignore[arg-type]
+    with pytest.raises(TilenetError, match="1f1b"):
+        find_fitting(replace(here, pipeline="1f1b"))
 
 
 # --- plans that swap: only where that is faster or nothing else fits, never beyond a limit

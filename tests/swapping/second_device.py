@@ -5,12 +5,15 @@ an operator that gets tensors of both fails, `numpy()` fails, and backward runs 
 own. So runs on it find what was left on the wrong device, and a pipeline over `cpu` and `second:0`
 has two devices that compute at the same time.
 
-Streams, memory and its limits are not imitated. A process that has it keeps it: torch cannot
-unregister a device.
+Each operator is done when it returns, so streams and events have nothing to wait for, and no memory
+is pinned; `USED` counts how often they were asked for. Limits of memory are not imitated. A process
+that has it keeps it: torch cannot unregister a device.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,10 +22,12 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
 
-__all__ = ["SECOND", "add_second_device"]
+__all__ = ["PEAK_BYTES", "SECOND", "USED", "add_second_device"]
 
 NAME = "second"
 SECOND = torch.device("cpu")  # until it is there
+USED: Counter[str] = Counter()
+FREE_BYTES, PEAK_BYTES = 1 << 30, 12345
 
 # They move values between devices, or take indices and scalars from the CPU, as GPUs do.
 MIXED = {"copy_", "_to_copy", "_copy_from", "index", "index_put", "index_put_", "_index_put_impl_"}
@@ -124,13 +129,65 @@ def _written(
     return written
 
 
-class _Module(backend_registration._DummyBackendModule):
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
+class _Event:
+    """An end of work, which has come already."""
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+        USED["event"] += 1
 
 
 class _Stream:
-    """In place of the device's streams: torchgpipe copies to the device of a stream."""
+    """The device's streams; torchgpipe copies to the device of one, too."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        assert device is None or device.type == NAME
+
+    def record_event(self) -> _Event:
+        return _Event()
+
+    def synchronize(self) -> None:
+        USED["stream"] += 1
+
+
+class _Module(backend_registration._DummyBackendModule):
+    """`torch.second`, with what tilenet asks `torch.cuda` and `torch.xpu` for."""
+
+    Stream = _Stream
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def current_stream(self, device: torch.device) -> _Stream:
+        return _Stream(device)
+
+    def stream(self, stream: _Stream) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def set_device(self, device: torch.device) -> None:
+        USED["set_device"] += 1
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        USED["mem_get_info"] += 1
+        return FREE_BYTES, FREE_BYTES
+
+    def memory_reserved(self, device: torch.device) -> int:
+        return 0
+
+    def memory_allocated(self, device: torch.device) -> int:
+        return 0
+
+    def max_memory_allocated(self, device: torch.device) -> int:
+        return PEAK_BYTES
+
+    def empty_cache(self) -> None:
+        USED["empty_cache"] += 1
+
+    def get_rng_state(self, device: int) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, device: int) -> None:
+        """Its random numbers are the CPU's."""
 
 
 def add_second_device() -> torch.device:
@@ -146,7 +203,25 @@ def add_second_device() -> torch.device:
     )
     add_second_device.library = library  # type: ignore[attr-defined]  # it is undone with it
     _give_torchgpipe_its_stream()
+    _pin_nothing()
     return SECOND
+
+
+def _pin_nothing() -> None:
+    """Count what would be pinned: the CPU's own memory serves this device."""
+    empty = torch.empty
+
+    def make(*args: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+        USED["pinned"] += pin_memory
+        return empty(*args, **options)
+
+    def pin(values: Tensor) -> Tensor:
+        USED["pinned"] += 1
+        return values
+
+    torch.empty = make  # type: ignore[assignment]
+    Tensor.pin_memory = pin  # type: ignore[assignment]
+    Tensor.is_pinned = lambda values: False  # type: ignore[method-assign, assignment, misc]
 
 
 def _give_torchgpipe_its_stream() -> None:

@@ -3,10 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
+from tilenet.choices import Device
 from tilenet.cli.options.arguments import Arguments
 from tilenet.cli.options.data import WINDOW, band_names, nodata_value, numbers, with_values
 from tilenet.cli.own_network import add_code, module_named
@@ -199,7 +200,7 @@ def _add_ways(parser: Arguments) -> None:
         choices=list(PRECISIONS),
         help="default: that of the training run",
     )
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--device", choices=list(get_args(Device)), default="auto")
     parser.add_argument(
         "--partitions", type=int, default=1, metavar="N", help="devices per rank (%(default)s)"
     )

@@ -4,9 +4,11 @@ import json
 import os
 from argparse import Namespace
 from pathlib import Path
+from typing import get_args
 
 import torch
 
+from tilenet.choices import Device, Precision
 from tilenet.cli.options.arguments import Arguments, command
 from tilenet.cli.options.network import add_network, add_own_network, check_own_network, network_of
 from tilenet.cli.options.tiles import pair
@@ -20,7 +22,6 @@ from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import build_network
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices
 from tilenet.parallel.ranks.tf32 import has_tf32, tf32_if_asked
-from tilenet.planning.machines.values import PRECISIONS
 from tilenet.planning.time.measured import measure_layers
 from tilenet.planning.time.profile import Profile, ProfiledLayer
 from tilenet.storage.atomic import write_aside
@@ -81,7 +82,7 @@ def profile(options: Namespace) -> Profile:
             "an unpadded network"
         ) from error
     return Profile(
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        device=_name(device),
         precision=options.precision,
         height=height,
         width=width,
@@ -92,8 +93,10 @@ def profile(options: Namespace) -> Profile:
     )
 
 
-def _processor() -> str:
-    return f"cpu, {torch.get_num_threads()} of {os.cpu_count()} threads"
+def _name(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"cpu, {torch.get_num_threads()} of {os.cpu_count()} threads"
+    return str(torch.get_device_module(device).get_device_name(device))
 
 
 def _table(measured: Profile) -> str:
@@ -122,8 +125,8 @@ def _parser() -> Arguments:
     add_network(parser)
     add_own_network(parser)
     parser.add_argument("--tile", type=pair, default=(512, 512), metavar="N|ROWSxCOLUMNS")
-    parser.add_argument("--precision", choices=list(PRECISIONS), default="float32")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--precision", choices=list(get_args(Precision)), default="float32")
+    parser.add_argument("--device", choices=list(get_args(Device)), default="auto")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each layer")
     parser.add_argument("-o", "--out", metavar="FILE", help="for tilenet plan --profile")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

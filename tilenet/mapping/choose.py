@@ -52,7 +52,7 @@ def decide_map(
     """
     # Ranks that chose for themselves could choose differently.
     budget, most_px = min(comm.allgather(_memory(device, later_bytes)))
-    on_gpu = device.type == "cuda"
+    on_gpu = device.type != "cpu"
     with agreed(comm):
         question = replace(
             question,
@@ -84,9 +84,10 @@ def _plan_windows(question: MapQuestion, layer: Opaque) -> MapPlan:
 
 def _memory(device: torch.device, later_bytes: int) -> tuple[int, int]:
     """Bytes for feature maps, and the largest own size of a tile."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        # What torch has cached is free for us.
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return max(free + cached - later_bytes, 0) // 4, GPU_TILE_PX
-    return CPU_BYTES, CPU_TILE_PX
+    if device.type == "cpu":
+        return CPU_BYTES, CPU_TILE_PX
+    gpu = torch.get_device_module(device)
+    free = gpu.mem_get_info(device)[0]
+    # What torch has cached is free for us.
+    cached = gpu.memory_reserved(device) - gpu.memory_allocated(device)
+    return max(free + cached - later_bytes, 0) // 4, GPU_TILE_PX

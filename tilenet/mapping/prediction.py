@@ -44,7 +44,7 @@ class Prediction:
             it selects passes tile after tile.
         halo: `exact`, `epsilon` or pixels.
         precision: None: that of the training run.
-        device: `auto`, `cpu` or `cuda`, or a list with one device per partition.
+        device: `auto`, `cpu`, `cuda` or `xpu`, or a list with one device per partition.
         partitions: Devices per rank.
         balance: Layers per partition; None: the fastest by the roofline.
         nodata: Values without data, as in run files; None: as in training.

@@ -45,8 +45,8 @@ class OpaqueModule(nn.Module):
             return first_map(self.module(x))
         origin, own = origin_under_way(), self.mask_key
         images = own.images if origin is None else origin.images
-        devices = [x.device] if x.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        devices = [] if x.device.type == "cpu" else [x.device]
+        with torch.random.fork_rng(devices, device_type=x.device.type):
             torch.manual_seed(key(own.seed, "opaque", own.step, *images) % 2**63)
             return first_map(self.module(x))
 

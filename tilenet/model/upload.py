@@ -12,7 +12,7 @@ __all__ = ["pinned", "upload"]
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
     """The same values on a device; sent from pinned memory where that is a GPU."""
-    if device.type != "cuda" or values.device.type != "cpu":
+    if device.type in ("cpu", "meta") or values.device.type != "cpu":
         return values.to(device)
     # torch keeps the pinned memory until the copy is done.
     return pinned(values).to(device, non_blocking=True)

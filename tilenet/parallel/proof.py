@@ -81,13 +81,14 @@ def proof_precision(devices: Sequence[torch.device], comm: "MPI.Comm") -> str:
 @contextmanager
 def no_trace(devices: Sequence[torch.device]) -> Generator[None, None, None]:
     """Leave random states, clocks and the memory of devices as they were."""
-    cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
+    kind = devices[0].type  # of all of them
+    numbers = sorted({device.index or 0 for device in devices if kind != "cpu"})
     # TF32's rounding is larger than the effect of many mistakes.
-    with torch.random.fork_rng(devices=cuda), tf32_if_asked("float32"):
+    with torch.random.fork_rng(numbers, device_type=kind), tf32_if_asked("float32"):
         yield
     EXCHANGING.take()
-    if cuda:
-        torch.cuda.empty_cache()
+    if numbers:
+        torch.get_device_module(kind).empty_cache()
 
 
 def check_rounding(differences: Sequence[Difference], how: str, off: str) -> None:

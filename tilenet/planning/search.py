@@ -144,15 +144,17 @@ class Search:
         """Numbers of partitions with which every device of a node has layers."""
         if self.question.partitions is not None:
             return [self.question.partitions]
-        devices = self.question.machine.devices_per_node
+        machine = self.question.machine
         most = most_partitions(len(self.estimator.layers), self.question.together)
-        return [count for count in range(1, min(most, devices) + 1) if devices % count == 0]
+        counts = range(1, min(most, machine.most_partitions) + 1)
+        return [count for count in counts if machine.devices_per_node % count == 0]
 
     def _no_layout(self) -> str:
         question = self.question
         if question.pipeline == "1f1b":
             devices = question.machine.devices_per_node
-            several = [n for n in range(2, devices + 1) if devices % n == 0]
+            most = question.machine.most_partitions
+            several = [count for count in range(2, most + 1) if devices % count == 0]
             partitions = question.partitions or next(iter(several), 1)
             layout = Layout((1, 1), partitions, 1, question.checkpointing or "never")
             if reason := self._flow_obstacle(layout):
@@ -391,6 +393,11 @@ def check_question(question: Question) -> None:
         raise TilenetError(
             f"a rank's partitions stand on devices of one node (partitions: {question.partitions}, "
             f"devices per node of {question.machine.name}: {devices}); ask for at most {devices}"
+        )
+    if (question.partitions or 1) > question.machine.most_partitions:
+        raise TilenetError(
+            f"several partitions need streams of CUDA or ROCm (partitions: {question.partitions}, "
+            f"devices of {question.machine.name}: {question.machine.device}); ask for 1"
         )
     if question.micro_batches is not None and question.mbpp is not None:
         raise TilenetError(

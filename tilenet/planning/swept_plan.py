@@ -120,9 +120,10 @@ def _partitions(question: Question) -> list[int]:
     """Numbers of partitions among which the fastest is chosen."""
     if question.partitions is not None:
         return [question.partitions]
-    layers, devices = question.layers, question.machine.devices_per_node
+    layers, machine = question.layers, question.machine
     most = 1 if averaged_sweeps(layers) else most_partitions(len(layers), question.together)
-    return [count for count in range(1, min(most, devices) + 1) if devices % count == 0]
+    counts = range(1, min(most, machine.most_partitions) + 1)
+    return [count for count in counts if machine.devices_per_node % count == 0]
 
 
 @dataclass(frozen=True)

@@ -139,8 +139,8 @@ def _pipe(view: RunView, read: tuple[int, int]) -> Pipe:
     assert record is not None
     assert view.checkpoint is not None
     devices = [torch.device(str(name)) for name in view.facts.get("devices", ["cpu"])]
-    num_gpus = torch.cuda.device_count()
-    if any(device.type == "cuda" and (device.index or 0) >= num_gpus for device in devices):
+    counts = [torch.get_device_module(device).device_count() for device in devices]
+    if any((d.index or 0) >= count for d, count in zip(devices, counts, strict=True)):
         devices = [torch.device("cpu")]
     network = network_to_fill(record.layers, parameter_dtype(record.precision))
     weights = load_tensors(view.checkpoint / "weights.safetensors")

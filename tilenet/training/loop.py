@@ -155,7 +155,7 @@ class Loop:
         data, run = self.data, self.run_file
         unit = "image" if self.plan.crop_px is None and run.batch_size == 1 else "step"
         bar = progress_bar(self.comm, data.last, unit, first)
-        pin = self.network.pipe.devices[0].type == "cuda"
+        pin = self.network.pipe.devices[0].type != "cpu"
         reads = data.work.reads(data.reader, first, data.last, run.read_ahead, pin=pin)
         with self.trace, reads, bar as progress:
             scored = not stop.agreed

@@ -1,5 +1,6 @@
 """Which GPUs each rank of a node takes, for what each launcher shows it."""
 
+from itertools import chain
 from types import SimpleNamespace
 
 import pytest
@@ -71,7 +72,7 @@ def test_what_would_be_shared_is_refused(shown: list[str], partitions: int, said
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     """What torch says of the GPUs; a test fills it."""
     found: list[SimpleNamespace] = []
-    for name in VISIBLE_DEVICES:
+    for name in chain(*VISIBLE_DEVICES.values()):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(found))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
@@ -103,3 +104,49 @@ def test_slices_of_a_gpu_are_told_apart(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     gpus.append(SimpleNamespace(uuid="a1-2"))
     assert len(set(list_gpus())) == 2
+
+
+@pytest.fixture
+def tiles(gpus: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
+    """What torch says of Intel's GPUs, where there is none of CUDA; a test fills it."""
+    found: list[SimpleNamespace] = []
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: bool(found))
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: len(found))
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda number: found[number])
+    return found
+
+
+def test_tiles_of_intels_gpus_are_named_by_their_uuids(tiles: list[SimpleNamespace]) -> None:
+    names = [f"d20ebf0c-4ca0-6be7-0000-00000000000{tile}" for tile in (1, 2)]
+    tiles.extend(SimpleNamespace(uuid=name) for name in names)
+    assert list_gpus() == tuple(names)
+
+
+@pytest.mark.parametrize(
+    ("variable", "mask", "named"),
+    [
+        ("ZE_AFFINITY_MASK", "10,2", ("2", "10")),  # Level Zero does not reorder
+        ("ZE_AFFINITY_MASK", "1.0,0.1", ("0.1", "1.0")),
+        ("ONEAPI_DEVICE_SELECTOR", "level_zero:3", ("level_zero:3", "1")),
+        ("CUDA_VISIBLE_DEVICES", "6,7", ("0", "1")),
+    ],
+)
+def test_without_uuids_intels_gpus_are_named_by_the_mask(
+    tiles: list[SimpleNamespace],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    mask: str,
+    named: tuple[str, ...],
+) -> None:
+    """As in torch 2.8."""
+    tiles.extend([SimpleNamespace(), SimpleNamespace()])
+    monkeypatch.setenv(variable, mask)
+    assert list_gpus() == named
+
+
+def test_torch_is_asked_for_cuda_first(
+    gpus: list[SimpleNamespace], tiles: list[SimpleNamespace]
+) -> None:
+    tiles.append(SimpleNamespace(uuid="b1-2"))
+    gpus.append(SimpleNamespace(uuid="a1-2"))
+    assert list_gpus() == ("a1-2",)

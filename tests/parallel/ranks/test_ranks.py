@@ -139,7 +139,7 @@ def test_devices_may_be_named(two_gpus: list[torch.device]) -> None:
     assert choose_devices(["cuda"], NodePlace(0, 1)) == cuda(0)
     assert two_gpus == list(cuda(1, 0))
     for names in (["cuda:2"], ["tpu:0"], ["no device"], ["mps"]):
-        with pytest.raises(TilenetError, match="a device is cpu or cuda:<number>"):
+        with pytest.raises(TilenetError, match="a device is cpu, cuda:<number> or xpu:<number>"):
             choose_devices(names, NodePlace(0, 1))
     with pytest.raises(TilenetError, match=r"belong to one rank .ranks on this node: 2"):
         choose_devices(["cuda:0"], NodePlace(0, 2))
@@ -148,3 +148,52 @@ def test_devices_may_be_named(two_gpus: list[torch.device]) -> None:
         choose_devices(["cuda:0"], NodePlace(1, 2, (("a", "b"), ("a", "b"))))
     with pytest.raises(TilenetError, match="of one type"):
         choose_devices(["cpu", "cuda:0"], NodePlace(0, 1))
+
+
+@pytest.fixture
+def two_tiles(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Pretends that torch sees two of Intel's GPUs; holds those that were made current."""
+    used: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.xpu, "set_device", used.append)
+    return used
+
+
+def xpu(*numbers: int) -> tuple[torch.device, ...]:
+    return tuple(torch.device("xpu", number) for number in numbers)
+
+
+@pytest.mark.ranks  # no rank is needed
+def test_ranks_share_intels_gpus_out_by_the_same_rule(two_tiles: list[torch.device]) -> None:
+    assert choose_devices("auto", NodePlace(1, 2)) == xpu(1)
+    assert choose_devices("xpu", NodePlace(1, 2, (("a", "b"), ("a", "b")))) == xpu(1)
+    assert choose_devices("xpu", NodePlace(1, 2, (("a",), ("b",)))) == xpu(0)
+    assert choose_devices(["xpu:1"], NodePlace(0, 1)) == xpu(1)
+    assert two_tiles == list(xpu(1, 1, 0, 1))
+    with pytest.raises(TilenetError, match=r"ranks on this node: 3, partitions: 1, devices .* 2"):
+        choose_devices("auto", NodePlace(0, 3))
+    with pytest.raises(TilenetError, match=r"of one type .*'cpu', 'xpu:0'"):
+        choose_devices(["cpu", "xpu:0"], NodePlace(0, 1))
+    with pytest.raises(TilenetError, match=r"device: xpu:2, .* 0 cuda, 2 xpu"):
+        choose_devices(["xpu:2"], NodePlace(0, 1))
+    with pytest.raises(TilenetError, match=r"belong to one rank .*set device: xpu,"):
+        choose_devices(["xpu:0"], NodePlace(0, 2))
+
+
+@pytest.mark.ranks  # no rank is needed
+@pytest.mark.parametrize("device", ["auto", "xpu", ["xpu:0", "xpu:1"], ["xpu:0", "xpu:0"]])
+def test_a_rank_has_one_partition_on_intels_gpus(
+    two_tiles: list[torch.device], device: str | list[str]
+) -> None:
+    with pytest.raises(TilenetError, match=r"of CUDA or ROCm .*partitions: 2\); use partitions: 1"):
+        choose_devices(device, NodePlace(0, 1), 2)
+    assert two_tiles == []
+
+
+@pytest.mark.ranks  # no rank is needed
+def test_other_gpus_than_torch_sees_are_refused(two_tiles: list[torch.device]) -> None:
+    with pytest.raises(TilenetError, match=r"device: cuda, torch sees: xpu\); set device: xpu$"):
+        choose_devices("cuda", NodePlace(0, 1, (("a", "b"),)))

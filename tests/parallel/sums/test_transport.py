@@ -244,7 +244,7 @@ def a_rank(*gpus: str, nccl: bool = True, mpi: bool | None = False, version: str
 
 
 A, B = a_rank("a"), a_rank("b")
-CPU = a_rank()
+CPU, XPU = a_rank(), RankFacts(on_xpu=True, has_nccl=True, device_mpi=True)
 CHOICES = [
     ("auto", [A, B], "nccl"),
     ("auto", [a_rank("a", "b"), a_rank("c", "d")], "nccl"),
@@ -260,6 +260,9 @@ CHOICES = [
     ("nccl", [A, B], "nccl"),
     ("device", [CPU, CPU], "host"),
     ("device", [a_rank("a", mpi=None), a_rank("a", mpi=True)], "device"),
+    ("auto", [XPU, XPU], "host"),
+    ("auto", [A, XPU], "host"),
+    ("host", [XPU, XPU], "host"),
 ]
 
 
@@ -279,6 +282,8 @@ REFUSALS = [
     ("device", [a_rank("a", version="MPICH Version: 5.0.2")], "an MPICH configured --with-cuda"),
     ("device", [a_rank("a", version="Open MPI v5.0.11")], "an Open MPI configured --with-cuda"),
     ("device", [a_rank("a", version="IBM Spectrum MPI")], 'jsrun --smpiargs="-gpu"'),
+    ("nccl", [A, XPU], r"\(gradients.transport: nccl, rank 1 has one\); use .*: host"),
+    ("device", [XPU, XPU], r"\(gradients.transport: device, rank 0 has one\)"),
 ]
 
 
@@ -331,6 +336,15 @@ def test_what_mpi_says_of_device_memory_is_tried(
         exchange_from("device", [gpu], MPI.COMM_WORLD)
     monkeypatch.setattr(transport_choice, "arrives_from", lambda device: device == gpu)
     assert exchange_from("auto", [gpu], MPI.COMM_WORLD) == "device"
+
+
+@pytest.mark.ranks  # no rank is needed
+def test_halos_of_intels_gpus_go_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_choice, "mpi_takes_device_memory", lambda: True)
+    xpu = torch.device("xpu", 0)
+    assert {exchange_from(way, [xpu], MPI.COMM_WORLD) for way in ("auto", "host")} == {"host"}
+    with pytest.raises(AgreedError, match=r"\(exchange_from: device, rank 0 has one\)"):
+        exchange_from("device", [xpu], MPI.COMM_WORLD)
 
 
 @pytest.mark.ranks  # no rank is needed

@@ -72,7 +72,8 @@ class HaloChannel:
         """
         if self.comm is None or not (gives or takes):
             return Pending([like.new_zeros(shape) for _, shape in takes], [], [], like.device)
-        staged = like.is_cuda and not self._device_mpi
+        on_device = like.device.type != "cpu"
+        staged = on_device and not self._device_mpi
         incoming = [
             torch.empty(shape, dtype=like.dtype, pin_memory=True)
             if staged
@@ -80,10 +81,10 @@ class HaloChannel:
             for _, shape in takes
         ]
         outgoing = [_pinned(part) if staged else part for _, part in gives]
-        if like.is_cuda:
+        if on_device:
             # Tensors to send must be written, and tensors to receive into no longer be read, before
             # MPI sees them.
-            torch.cuda.current_stream(like.device).synchronize()
+            torch.get_device_module(like.device).current_stream(like.device).synchronize()
         ranks = [rank for rank, _ in takes], [rank for rank, _ in gives]
         with EXCHANGING:
             requests = [

@@ -15,9 +15,10 @@ highest = [0]  # peak of resident memory so far, in bytes
 
 def measure_peak_bytes(devices: Sequence[torch.device]) -> int:
     """Most bytes since the process began: of tensors on the fullest GPU, or resident on CPUs."""
-    cuda = {device for device in devices if device.type == "cuda"}
-    if cuda:
-        return max(torch.cuda.max_memory_allocated(device) for device in cuda)
+    gpus = {device for device in devices if device.type != "cpu"}
+    if gpus:
+        peaks = [torch.get_device_module(gpu).max_memory_allocated(gpu) for gpu in gpus]
+        return int(max(peaks))
     try:
         # Not getrusage's: in a process forked off a large one it begins at that one's size.
         match = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())

@@ -37,9 +37,7 @@ class TraceRecorder:
         self, folder: Path, steps: range, devices: Sequence[torch.device], *, write: bool
     ) -> None:
         self._folder, self._steps = folder, steps
-        self._kinds = {ProfilerActivity.CPU}
-        if devices[0].type == "cuda":
-            self._kinds.add(ProfilerActivity.CUDA)
+        self._kinds = {ProfilerActivity.CPU, getattr(ProfilerActivity, devices[0].type.upper())}
         self._left = steps if write else range(0)
         self._profile: profile | None = None
 

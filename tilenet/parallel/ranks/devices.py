@@ -9,7 +9,7 @@ that hides GPUs also renumbers them.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,8 +27,16 @@ __all__ = [
     "share_gpus",
 ]
 
-# By which launchers show a rank some of a node's GPUs.
-VISIBLE_DEVICES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+# By which launchers show a rank some of a node's GPUs, by what torch calls these.
+VISIBLE_DEVICES = {
+    "cuda": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    "xpu": ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"),
+}
+
+
+def _gpu_type() -> str:
+    """What torch calls the GPUs that it sees: `cuda` (ROCm too) or `xpu`; empty: it sees none."""
+    return next((kind for kind in VISIBLE_DEVICES if getattr(torch, kind).is_available()), "")
 
 
 def share_gpus(
@@ -72,23 +80,34 @@ def share_gpus(
 
 def list_gpus() -> tuple[str, ...]:
     """Names of the GPUs that this rank sees, by number; the same on all ranks of the node."""
-    if not torch.cuda.is_available():
+    kind = _gpu_type()
+    if not kind:
         return ()
-    variable = next((os.environ[name] for name in VISIBLE_DEVICES if os.environ.get(name)), "")
-    entries = dict(enumerate(variable.split(",") if variable else ()))
+    gpus = torch.get_device_module(kind)
+    entries = dict(enumerate(_entries(kind)))
     names: list[str] = []
-    for number in range(torch.cuda.device_count()):
-        name = _identify(number, entries.get(number, str(number)))
+    for number in range(gpus.device_count()):
+        properties = gpus.get_device_properties(number)
+        name = _identify(properties, entries.get(number, str(number)))
         names.append(name if name not in names else f"{name} #{number}")
     return tuple(names)
 
 
-def _identify(number: int, entry: str) -> str:
+def _entries(kind: str) -> list[str]:
+    """The launcher's entries for the GPUs that it shows, in torch's order."""
+    variable = next((name for name in VISIBLE_DEVICES[kind] if os.environ.get(name)), None)
+    entries = os.environ[variable].split(",") if variable else []
+    # A mask of Level Zero chooses and does not order: GPUs come by their numbers, 2 before 10.
+    by_number = variable == "ZE_AFFINITY_MASK"
+    return sorted(entries, key=lambda entry: (len(entry), entry)) if by_number else entries
+
+
+def _identify(properties: Any, entry: str) -> str:
     """A GPU's UUID, else its address on the bus, else the launcher's entry."""
     if entry.startswith("MIG-"):  # slices of a GPU have its UUID
         return entry
-    properties = torch.cuda.get_device_properties(number)
-    uuid = str(getattr(properties, "uuid", ""))  # some ROCm releases leave it zero
+    # Some ROCm releases leave it zero; torch 2.8 has none of Intel's.
+    uuid = str(getattr(properties, "uuid", ""))
     if uuid.strip("0-"):
         return uuid
     bus = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
@@ -122,7 +141,7 @@ def find_node_place(comm: "MPI.Comm", device: str | list[str] = "cpu") -> NodePl
     """Where this rank stands on its node, with GPUs unless `device` is `cpu`. Collective."""
     from mpi4py import MPI
 
-    gpus = () if device == "cpu" else list_gpus()  # to look at GPUs starts CUDA
+    gpus = () if device == "cpu" else list_gpus()  # to look at GPUs starts their runtime
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     place = NodePlace(node.rank, node.size, tuple(node.allgather(gpus)))
     node.Free()
@@ -135,22 +154,39 @@ def choose_devices(
     """The devices of a rank, one per partition.
 
     Args:
-        device: `auto`, `cpu`, or `cuda` (ROCm too), of which each rank of a node takes its share;
-            or the devices themselves, one per partition, of which one may be named several times.
-            Each rank takes all that are named, so that several ranks of a node need one launcher
-            that shows each of them its own.
+        device: `cpu`; `cuda` (ROCm too) or `xpu` (Intel), of which each rank of a node takes its
+            share; `auto`, whichever of these torch sees; or the devices themselves, one per
+            partition, of which one may be named several times. Each rank takes all that are named,
+            so that several ranks of a node need one launcher that shows each of them its own.
 
     Raises:
         TilenetError: There are fewer devices on the node than its ranks need, ranks would share
-            one by accident, or a name is not that of a device.
+            one by accident, a name is not that of a device, or several partitions are on `xpu`.
     """
     if isinstance(device, list):
-        return _prepare(_parse(device, place), place)
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return _prepare((torch.device("cpu"),) * num_partitions, place)
-    here = tuple(str(number) for number in range(torch.cuda.device_count()))
+        devices = _parse(device, place)
+    elif (kind := _gpu_type() if device == "auto" else device) in ("", "cpu"):
+        devices = (torch.device("cpu"),) * num_partitions
+    else:
+        devices = _take_share(kind, place, num_partitions)
+    if devices[0].type == "xpu" and len(devices) > 1:
+        raise TilenetError(
+            f"several partitions need streams of CUDA or ROCm (device: {device}, of type xpu, "
+            f"partitions: {len(devices)}); use partitions: 1, with more ranks"
+        )
+    return _prepare(devices, place)
+
+
+def _take_share(kind: str, place: NodePlace, num_partitions: int) -> tuple[torch.device, ...]:
+    """This rank's share of the node's GPUs."""
+    if (name := _gpu_type()) not in ("", kind):
+        raise TilenetError(
+            f"a run's devices are of a type that torch sees (device: {kind}, torch sees: {name}); "
+            f"set device: {name}"
+        )
+    here = tuple(str(number) for number in range(torch.get_device_module(kind).device_count()))
     numbers = share_gpus(place.visible or (here,) * place.size, num_partitions)[place.rank]
-    return _prepare(tuple(torch.device("cuda", number) for number in numbers), place)
+    return tuple(torch.device(kind, number) for number in numbers)
 
 
 def _parse(names: list[str], place: NodePlace) -> tuple[torch.device, ...]:
@@ -160,21 +196,26 @@ def _parse(names: list[str], place: NodePlace) -> tuple[torch.device, ...]:
             device = torch.device(name)
         except RuntimeError:
             device = torch.device("meta")
-        count = torch.cuda.device_count() if device.type == "cuda" else 1
-        if device.type not in ("cpu", "cuda") or (device.index or 0) >= count:
+        known = device.type in ("cpu", *VISIBLE_DEVICES)
+        count = torch.get_device_module(device).device_count() if known else 0
+        if (device.index or 0) >= count:
+            cuda, xpu = torch.cuda.device_count(), torch.xpu.device_count()
             raise TilenetError(
-                f"a device is cpu or cuda:<number> (device: {name}, cuda devices that torch sees: "
-                f"{torch.cuda.device_count()}); name others"
+                f"a device is cpu, cuda:<number> or xpu:<number> (device: {name}, devices that "
+                f"torch sees: {cuda} cuda, {xpu} xpu); name others"
             )
-        devices.append(torch.device("cuda", device.index or 0) if device.type == "cuda" else device)
+        gpu = device.type != "cpu"
+        devices.append(torch.device(device.type, device.index or 0) if gpu else device)
     if len({device.type for device in devices}) > 1:
         raise TilenetError(
-            f"a rank's devices are of one type (device: {names}); name either cpu or cuda devices"
+            f"a rank's devices are of one type (device: {names}); name cpu, cuda or xpu devices "
+            "alone"
         )
-    if devices[0].type == "cuda" and place.size > 1 and not place.has_own_gpus:
+    if devices[0].type != "cpu" and place.size > 1 and not place.has_own_gpus:
         raise TilenetError(
             f"devices that are named belong to one rank (ranks on this node: {place.size}, device: "
-            f"{names}); set device: cuda, which gives each rank its own, or start one rank per node"
+            f"{names}); set device: {devices[0].type}, which gives each rank its own, or start one "
+            "rank per node"
         )
     return tuple(devices)
 
@@ -187,5 +228,5 @@ def _prepare(devices: tuple[torch.device, ...], place: NodePlace) -> tuple[torch
         keep_freed_buffers()
     else:
         # Before any other call: a stray context would sit on device 0.
-        torch.cuda.set_device(devices[0])
+        torch.get_device_module(devices[0]).set_device(devices[0])
     return devices

@@ -46,10 +46,10 @@ class _Ready:
 
     def __init__(self, piece: Tensor | None) -> None:
         self.piece = piece
-        self._mark: torch.cuda.Event | None = None
-        if piece is not None and piece.is_cuda:
-            self._mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._mark.record(torch.cuda.current_stream(piece.device))
+        self._mark: torch.Event | None = None
+        if piece is not None and piece.device.type != "cpu":
+            queued = torch.get_device_module(piece.device).current_stream(piece.device)
+            self._mark = queued.record_event()
 
     def wait(self) -> None:
         if self._mark is not None:
@@ -106,7 +106,7 @@ class GradientSum:
         if comm.size > 1:
             self._transport = open_transport(transport, comm, self._pieces)
             if meanwhile is None:
-                on_devices = any(flat.is_cuda for flat in self._flats)
+                on_devices = any(flat.device.type != "cpu" for flat in self._flats)
                 meanwhile = sums_pay_meanwhile(comm, on_devices=on_devices)
             if meanwhile:
                 self._helper = threading.Thread(target=self._sum_pieces, daemon=True)
@@ -273,9 +273,9 @@ class GradientSum:
         self.wait_seconds += time.perf_counter() - began
 
     def _sum_pieces(self) -> None:
-        if self._flats[0].is_cuda:
-            # A thread begins on device 0, where waiting for another's event makes a stray context.
-            torch.cuda.set_device(self._flats[0].device)
+        # A thread begins on device 0, where waiting for another's event makes a stray context.
+        device = self._flats[0].device
+        torch.get_device_module(device).set_device(device)
         while True:
             error: BaseException | None = None
             try:

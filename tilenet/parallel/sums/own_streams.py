@@ -16,7 +16,7 @@ class OwnStreams:
     """One stream per device, next to the one that backward fills."""
 
     def __init__(self) -> None:
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[torch.device, torch.Stream] = {}
 
     @contextmanager
     def of(self, device: torch.device) -> Iterator[None]:
@@ -24,9 +24,10 @@ class OwnStreams:
 
         Waits on the host, because what follows runs in another thread and on another stream.
         """
+        accelerator = torch.get_device_module(device)
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._streams[device] = accelerator.Stream(device)
         stream = self._streams[device]
-        with torch.cuda.stream(stream):  # makes the device this thread's, too
+        with accelerator.stream(stream):  # makes the device this thread's, too
             yield
         stream.synchronize()

@@ -39,13 +39,15 @@ class RankFacts:
     """The facts about one rank on which the choice depends.
 
     Attributes:
-        gpus: Names, unique over all nodes, of the GPUs that hold gradients; empty on a CPU.
+        gpus: Names, unique over all nodes, of the CUDA devices that hold gradients; or empty.
+        on_xpu: Whether they are on Intel's, from which no transport but `host` takes them.
         has_nccl: Whether torch can use NCCL, or RCCL.
         device_mpi: Whether MPI takes device memory, which was tried; None if it does not say.
         mpi: The first line of MPI's version.
     """
 
     gpus: tuple[str, ...] = ()
+    on_xpu: bool = False
     has_nccl: bool = False
     device_mpi: bool | None = None
     mpi: str = ""
@@ -60,6 +62,8 @@ def choose_transport(name: str, facts: Sequence[RankFacts]) -> str:
     Raises:
         TilenetError: The transport does not fit the facts.
     """
+    if name not in ("auto", "host"):
+        _refuse_xpu("gradients.transport", name, [rank.on_xpu for rank in facts])
     if name == "auto":
         if not _nccl_fault(facts):
             return "nccl"
@@ -102,6 +106,14 @@ def _nccl_fault(facts: Sequence[RankFacts]) -> str:
     return ""
 
 
+def _refuse_xpu(key: str, value: str, on_xpu: list[bool]) -> None:
+    if any(on_xpu):
+        raise AgreedError(
+            f"from devices of type xpu ranks send through host memory ({key}: {value}, rank "
+            f"{on_xpu.index(True)} has one); use {key}: host"
+        )
+
+
 def _switch(mpi: str) -> str:
     for mark, switch in SWITCHES.items():
         if mark.lower() in mpi.lower():
@@ -122,10 +134,12 @@ def exchange_from(
         AgreedError: `device` was asked for, and MPI does not take its memory.
     """
     gpus = [device for device in devices if device.type == "cuda"]
-    on_gpus = bool(gpus)
     own_fact = _takes_memory_of(gpus) if gpus else None
-    facts = comm.allgather((on_gpus, own_fact))
-    if memory == "host" or not any(gpus for gpus, _ in facts):
+    facts = comm.allgather((devices[0].type, own_fact))
+    kinds = [kind for kind, _ in facts]
+    if memory == "device":
+        _refuse_xpu("exchange_from", memory, [kind == "xpu" for kind in kinds])
+    if memory == "host" or "cuda" not in kinds:
         return "host"
     refusing = [rank for rank, (_, takes) in enumerate(facts) if takes is False]
     if memory == "device" and refusing:
@@ -152,6 +166,7 @@ def rank_facts(pieces: Sequence[Tensor]) -> RankFacts:
         gpus=tuple(
             f"GPU {names[device.index or 0]} of {MPI.Get_processor_name()}" for device in devices
         ),
+        on_xpu=any(piece.device.type == "xpu" for piece in pieces),
         has_nccl=distributed and torch.distributed.is_nccl_available(),
         device_mpi=_takes_memory_of(list(devices)),
         mpi=_mpi_version(MPI.Get_library_version()),
@@ -177,8 +192,7 @@ def arrives_from(device: torch.device) -> bool:
 
     sent = torch.arange(TRIED_BYTES // 4, dtype=torch.float32, device=device)
     received = torch.zeros_like(sent)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # MPI knows of no streams
+    torch.get_device_module(device).synchronize(device)  # MPI knows of no streams
     try:
         MPI.COMM_SELF.Sendrecv(sent, 0, 0, received, 0)
     except MPI.Exception:

@@ -102,13 +102,13 @@ class HostTransport(_MpiTransport):
         super().__init__(comm)
         self.name = "host"
         self._host = torch.empty(0)
-        staged = [piece.numel() for piece in pieces if piece.is_cuda]
+        staged = [piece.numel() for piece in pieces if piece.device.type != "cpu"]
         if staged:
             self._host = torch.empty(max(staged), dtype=pieces[0].dtype, pin_memory=True)
 
     @contextmanager
     def _reached(self, part: Tensor) -> Iterator[Tensor]:
-        if not part.is_cuda:
+        if part.device.type == "cpu":
             yield part
             return
         host = self._host[: part.numel()]

@@ -41,12 +41,12 @@ class Arrival:
         owner: Stream on which the memory was allocated.
     """
 
-    event: torch.cuda.Event
-    owner: torch.cuda.Stream
+    event: torch.Event
+    owner: torch.Stream
 
     def before_use(self, tensor: Tensor) -> None:
         """Let the stream under way wait for the bytes of a tensor."""
-        stream = torch.cuda.current_stream(tensor.device)
+        stream = torch.get_device_module(tensor.device).current_stream(tensor.device)
         stream.wait_event(self.event)
         if stream != self.owner:
             tensor.record_stream(stream)
@@ -60,9 +60,9 @@ class CopyStreams:
     """Two streams per device, made when they are first needed."""
 
     def __init__(self) -> None:
-        self._of: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+        self._of: dict[torch.device, tuple[torch.Stream, torch.Stream]] = {}
 
-    def send(self, flat: Tensor, host: Tensor) -> torch.cuda.Event | None:
+    def send(self, flat: Tensor, host: Tensor) -> torch.Event | None:
         """Begin to copy to the host.
 
         Args:
@@ -72,21 +72,22 @@ class CopyStreams:
         Returns:
             The end of the copy; None if it is done.
         """
-        if flat.device.type != "cuda":
+        if flat.device.type == "cpu":
             host.copy_(flat)
             return None
         # Asked before `with stream`, inside of which the answer is that stream: the wait would be
         # for nothing, and the copy of values that are not there yet.
-        computing = torch.cuda.current_stream(flat.device)
+        accelerator = torch.get_device_module(flat.device)
+        computing = accelerator.current_stream(flat.device)
         out, _ = self._streams(flat.device)
         out.wait_stream(computing)
-        with torch.cuda.stream(out):
+        with accelerator.stream(out):
             host.copy_(flat, non_blocking=True)
-            event: torch.cuda.Event = out.record_event()
+            event: torch.Event = out.record_event()
             return event
 
     def fetch(
-        self, host: Tensor, device: torch.device, sent: torch.cuda.Event | None
+        self, host: Tensor, device: torch.device, sent: torch.Event | None
     ) -> tuple[Tensor, Arrival | None]:
         """Begin to copy from the host.
 
@@ -98,22 +99,23 @@ class CopyStreams:
             The bytes on the device, and their arrival; None if they have arrived.
         """
         flat = torch.empty(host.shape, dtype=torch.uint8, device=device)
-        if device.type != "cuda":
+        if device.type == "cpu":
             flat.copy_(host)
             return flat, None
-        computing = torch.cuda.current_stream(device)
+        accelerator = torch.get_device_module(device)
+        computing = accelerator.current_stream(device)
         _, back = self._streams(device)
         back.wait_stream(computing)  # which may still use the memory that `flat` has got
         if sent is not None:
             back.wait_event(sent)
-        with torch.cuda.stream(back):
+        with accelerator.stream(back):
             flat.copy_(host, non_blocking=True)
             return flat, Arrival(back.record_event(), computing)
 
-    def _streams(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    def _streams(self, device: torch.device) -> tuple[torch.Stream, torch.Stream]:
         if device not in self._of:
-            out, back = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
-            self._of[device] = (out, back)
+            new = torch.get_device_module(device).Stream
+            self._of[device] = (new(device), new(device))
         return self._of[device]
 
 
@@ -122,9 +124,9 @@ class _Leaving:
 
     def __init__(self, most_bytes: float) -> None:
         self._most_bytes, self._num_bytes = most_bytes, 0
-        self._copies: deque[tuple[torch.cuda.Event, torch.UntypedStorage]] = deque()
+        self._copies: deque[tuple[torch.Event, torch.UntypedStorage]] = deque()
 
-    def add(self, event: torch.cuda.Event, storage: torch.UntypedStorage) -> None:
+    def add(self, event: torch.Event, storage: torch.UntypedStorage) -> None:
         self._copies.append((event, storage))
         self._num_bytes += storage.nbytes()
         self.wait()
@@ -134,7 +136,7 @@ class _Leaving:
         while self._copies:
             event, storage = self._copies[0]
             full = for_all or must_wait(len(self._copies), self._num_bytes, self._most_bytes)
-            if not full and not event.query():  # type: ignore[no-untyped-call]
+            if not full and not event.query():
                 return
             event.synchronize()  # by the host: whichever stream owns the memory may have it then
             self._copies.popleft()
@@ -154,11 +156,11 @@ class HostCopy:
 
     num_bytes: int
     part: SlabPart
-    sent: torch.cuda.Event | None = None
-    fetches: list[torch.cuda.Event] = field(default_factory=list)
+    sent: torch.Event | None = None
+    fetches: list[torch.Event] = field(default_factory=list)
 
     @property
-    def events(self) -> list[torch.cuda.Event]:
+    def events(self) -> list[torch.Event]:
         """The ends of all copies to and from there."""
         return self.fetches if self.sent is None else [self.sent, *self.fetches]
 
@@ -285,7 +287,7 @@ class HostCopies:
 
     def _give_back(self, copy: HostCopy) -> None:
         """If all its copies have ended, else look again later."""
-        if all(event.query() for event in copy.events):  # type: ignore[no-untyped-call]
+        if all(event.query() for event in copy.events):
             self._slabs.give_back(copy.part)
         else:
             self._busy.append(copy)
@@ -329,5 +331,4 @@ def measure_bandwidth(slabs: Slabs, device: torch.device) -> float:
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    torch.get_device_module(device).synchronize(device)

@@ -54,7 +54,7 @@ def swapping(
         TilenetError: The folder is not writable; in forward: there is no room.
     """
     models = [model] if isinstance(model, nn.Module) else list(model)
-    slabs = open_slabs(swap_dir, host_limit_bytes, pinned=torch.cuda.is_available())
+    slabs = open_slabs(swap_dir, host_limit_bytes, pinned=torch.accelerator.is_available())
     swapper = Swapper(limit_bytes, min_bytes, lookahead, slabs)
     try:
         with SwapInForward(swapper).around(models):

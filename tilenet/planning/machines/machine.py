@@ -54,6 +54,11 @@ class Machine:
     kernel_s: Seconds = 0.0
     file_bandwidth: Rate = 1e9
 
+    @property
+    def most_partitions(self) -> int:
+        """Devices that a rank may take: of Intel's GPUs one alone."""
+        return 1 if self.device.startswith("Intel") else self.devices_per_node
+
     def transfer_s(self, num_bytes: float) -> float:
         """Seconds to move bytes from a device to another one of the node."""
         return num_bytes / (self.link_bandwidth * self.memory_efficiency)

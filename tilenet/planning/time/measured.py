@@ -88,5 +88,4 @@ def _timed(work: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, fl
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    torch.get_device_module(device).synchronize(device)

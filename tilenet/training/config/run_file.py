@@ -10,7 +10,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
-from tilenet.choices import READ_AHEAD, Checkpointing, HaloMode, Pipelining, Precision
+from tilenet.choices import READ_AHEAD, Checkpointing, Device, HaloMode, Pipelining, Precision
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Part
 from tilenet.storage.class_names import check_class_names
@@ -170,8 +170,9 @@ class RunFile:
     scales the loss; a step with overflowing gradients is thrown away on all ranks. `tf32` is
     float32 but for the factors of convolutions and products, which GPUs of compute capability 8 and
     later round to 10 bits of mantissa; elsewhere, as a line then says, it is `float32`"""
-    device: Literal["auto", "cpu", "cuda"] | list[str] = "auto"
-    """`cpu`, `cuda` (ROCm too), `auto`: cuda where there is one; or a list with one device per
+    device: Device | list[str] = "auto"
+    """`cpu`, `cuda` (ROCm too), `xpu` (Intel; never run on one, and without several partitions,
+    `nccl` and `device` memory), `auto`: a GPU where torch sees one; or a list with one device per
     partition; a device may be named several times (with GPUs for one rank per node)"""
     gradients: GradientKeys = field(default_factory=GradientKeys)
     init: str | None = None

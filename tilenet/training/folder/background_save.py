@@ -57,7 +57,7 @@ class BackgroundSave:
 
 def in_background(parameter: Tensor) -> bool:
     """Whether a network with this parameter is saved while training goes on."""
-    return parameter.is_cuda
+    return parameter.device.type != "cpu"
 
 
 def host_copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -95,7 +95,7 @@ def most_together(
 
 
 def _limit_bytes(devices: Sequence[torch.device]) -> int:
-    if len(devices) > 1 or devices[0].type != "cuda":
+    if len(devices) > 1 or devices[0].type == "cpu":
         return 0
-    free, _ = torch.cuda.mem_get_info(devices[0])
+    free, _ = torch.get_device_module(devices[0]).mem_get_info(devices[0])
     return int(free * ROOM)

@@ -136,10 +136,11 @@ def device_bytes(keys: SwappingKeys, devices: RunDevices, comm: "MPI.Intracomm")
 def _limit_bytes(device_gib: float | None, devices: RunDevices) -> int:
     if device_gib is not None:
         return int(device_gib * GIB)
-    if devices.partitions[0].type == "cuda":
-        _, total = torch.cuda.mem_get_info(devices.partitions[0])
-        return int(total * (1 - RESERVE))
-    return int(machine("local").memory_bytes * (1 - RESERVE)) // devices.place.size
+    first = devices.partitions[0]
+    if first.type == "cpu":
+        return int(machine("local").memory_bytes * (1 - RESERVE)) // devices.place.size
+    _, total = torch.get_device_module(first).mem_get_info(first)
+    return int(total * (1 - RESERVE))
 
 
 def _plan(
@@ -195,4 +196,4 @@ def _slabs(keys: SwappingKeys, device: torch.device) -> Slabs:
         TilenetError: The folder is not writable.
     """
     limit = None if keys.host_gib is None else int(keys.host_gib * GIB)
-    return open_slabs(keys.folder, limit, pinned=device.type == "cuda")
+    return open_slabs(keys.folder, limit, pinned=device.type != "cpu")
