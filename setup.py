@@ -19,7 +19,7 @@ setup(
     python_requires=">=3.10",
     # Lower bounds are the oldest versions that offer what is used; pins live in constraints.txt.
     install_requires=[
-        "torch>=2.8",  # _top_saved_tensors_default_hooks, by which swapping knows who recomputes
+        "torch>=2.10",  # below, storages that several threads swap at once may lose their objects
         "torchgpipe>=0.0.7",  # skips now, the pipeline later
         "mpi4py>=4.0",
         "rasterio>=1.3.9",

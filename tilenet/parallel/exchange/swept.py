@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.by_place import by_corners
@@ -49,7 +49,6 @@ from tilenet.model.modules import BatchNorm, out_of_place
 from tilenet.model.network import Network
 from tilenet.model.resample import AxisPlace, resampled
 from tilenet.model.skips import joined
-from tilenet.parallel.exchange.gradient_edge import edge_of
 from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend
 from tilenet.parallel.exchange.layers import spatial_layer, without_border
 from tilenet.parallel.exchange.placed import cells_placed
@@ -126,7 +125,7 @@ class KeptMaps:
             if part.requires_grad:
                 # The current edge: layers may write over the rows.
                 rows = first, first + part.shape[2]
-                self.computed_rows.append((number, rows, edge_of(part)))
+                self.computed_rows.append((number, rows, get_gradient_edge(part)))
             return
         whole, _ = self.incomplete.get(number, (None, 0))
         if whole is None:

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tilenet.geometry.sweep import Rows, Strip
-from tilenet.parallel.exchange.gradient_edge import edge_of
 from tilenet.parallel.exchange.swept import KeptMaps, State, Sweep
 
 __all__ = ["Inputs", "OfRows", "adds", "as_leaves", "of_layers", "rows_of", "swept_sum"]
@@ -216,7 +215,7 @@ def _ends(
 ) -> list[tuple[GradientEdge, Tensor]]:
     """The edges at which backward begins, without holding the tensors, with their gradients."""
     return [
-        (edge_of(end), gradient)
+        (get_gradient_edge(end), gradient)
         for end, gradient in zip(tensors, gradients, strict=True)
         if end is not None and gradient is not None and end.requires_grad
     ]

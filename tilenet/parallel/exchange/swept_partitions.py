@@ -21,11 +21,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tilenet.geometry.sweep import row_readers
 from tilenet.model.gpipe import use_device
-from tilenet.parallel.exchange.gradient_edge import edge_of
 from tilenet.parallel.exchange.swept import MapRows, State, Sweep
 from tilenet.parallel.exchange.swept_backward import OfRows, adds, as_leaves, of_layers, rows_of
 
@@ -323,7 +322,7 @@ class _Worker:
 
 
 def _edge(rows: Tensor) -> GradientEdge | None:
-    return edge_of(rows) if rows.requires_grad else None
+    return get_gradient_edge(rows) if rows.requires_grad else None
 
 
 def _workers(parts: Sequence[SweptLayers], image: Tensor, measure: OfRows) -> list[_Worker]:
