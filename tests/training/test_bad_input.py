@@ -84,7 +84,7 @@ OPTIONS = [
     (("--partitions", "99"), "every partition needs a layer"),
     (("--balance", "[3, 4]"), "must add up to the number of layers"),
     (("--micro_batches", "999"), "at least as many tiles as micro-batches"),
-    (("--device", "[cuda:77]"), "a device is cpu or cuda:<number>"),
+    (("--device", "[cuda:77]"), "a device is cpu, cuda:<number> or xpu:<number>"),
     (("--resolution", "3"), "nearest: 2 or 4"),
     (("--tiles.rows", "0", "--tiles.columns", "0"), "at least one tile a side"),
     (("--crop_px", "4", *BATCH_OF_TILES), "normalisation needs more than one cell"),

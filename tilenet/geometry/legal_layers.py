@@ -56,7 +56,7 @@ def check_layers(layers: tuple[Layer, ...], bands: int, classes: int) -> None:
         )
     if len(layers) > 1 and any(isinstance(layer, Opaque) for layer in layers):
         raise TilenetError(
-            f"a module as it is has no layers besides it (network.json: {len(layers)}); use "
+            f"an opaque module has no layers besides it (network.json: {len(layers)}); use "
             "another checkpoint"
         )
     stashed: dict[str, int] = {}

@@ -255,7 +255,7 @@ def given_network(
 def _module_of(net: nn.Module | Adopted | None) -> nn.Module:
     if not isinstance(net, nn.Module):
         raise TilenetError(
-            f"windows are mapped by a module as it is (window_px is given, net: "
+            f"windows are mapped by an opaque module (window_px is given, net: "
             f"{type(net).__name__}); give the module"
         )
     return net

@@ -7,6 +7,7 @@ channel), never of a rank: all tiles of an image share it, however many ranks co
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,12 +72,13 @@ class KeyedDropout(nn.Module):
             return x
         if self.probability == 0:
             return x.clone()  # an in-place ReLU may follow
-        masks = self._masks(*x.shape)
-        if x.dtype == torch.float32:  # numpy rounds alike, in a fraction of torch's time
-            masks = masks.astype(np.float32)
-        return x * upload(torch.from_numpy(masks).to(x.dtype), x.device)
+        # In numpy, which takes a fraction of torch's time, and rounds alike.
+        kind = np.float32 if x.dtype == torch.float32 else np.float64
+        return x * upload(torch.from_numpy(self._masks(kind, *x.shape)).to(x.dtype), x.device)
 
-    def _masks(self, samples: int, channels: int, rows: int, cols: int) -> NDArray[np.float64]:
+    def _masks(
+        self, kind: type[np.floating[Any]], samples: int, channels: int, rows: int, cols: int
+    ) -> NDArray[Any]:
         """Masks (B, C, 1, 1), (B, 1, 1, 1) or (B, C, H, W), scaled by 1 / (1 − p)."""
         key = self.mask_key
         origin = origin_under_way()
@@ -86,19 +88,22 @@ class KeyedDropout(nn.Module):
                 f"each sample of the batch needs an image number (batch: {samples}, images: "
                 f"{len(images)}); set mask_key.images before the forward pass"
             )
-        drawn = []
+        cells, p = self.drops == "cells", self.probability
+        number = 1 if self.drops == "samples" else channels
+        masks = np.empty((samples, number, *((rows, cols) if cells else (1, 1))), kind)
         for sample, image in enumerate(images):
             parts = key.seed, "dropout", key.step, image, self.layer
-            if self.drops == "cells":
+            if cells:
                 top, left = self.place(sample)
                 first, count = left * channels, cols * channels
-                by_row = [uniform(count, *parts, top + row, first=first) for row in range(rows)]
-                drawn.append(np.stack(by_row).reshape(rows, cols, channels).transpose(2, 0, 1))
+                for row in range(rows):
+                    drawn = uniform(count, *parts, top + row, first=first)
+                    stays = drawn >= p
+                    masks[sample, :, row] = stays.reshape(cols, channels).T
             else:
-                number = channels if self.drops == "channels" else 1
-                drawn.append(uniform(number, *parts)[:, None, None])
-        # With p = 1 all masks are 0.
-        return (np.stack(drawn) >= self.probability) / (1 - self.probability or 1)
+                masks[sample, :, 0, 0] = uniform(number, *parts) >= p
+        masks *= 1 / (1 - p or 1)  # with p = 1 all masks are 0
+        return masks
 
     def extra_repr(self) -> str:
         return f"p={self.probability}, {self.drops}, layer={self.layer}"

@@ -1,6 +1,7 @@
 """Predicted peaks of a step against real steps, to the byte, and the formula against both."""
 
 import random
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -216,9 +217,13 @@ def test_steps_of_adopted_networks(name: str) -> None:
         for predicted, needed in zip(formula, measured.partitions, strict=True):
             # Joins of maps that several partitions keep: nearer on larger tiles.
             assert 0.94 * needed - 1024 <= predicted
+        # While an output is copied two devices hold it; here both are the CPU, without a copy.
+        ends = [*accumulate(balance)][:-1]
+        copied = [*(costs[end - 1].output for end in ends), 0]
+        most_bytes = max(p - output for p, output in zip(formula, copied, strict=True))
         # Of networks of few or small layers copies with padding around them are most of it.
-        most = 1.5 if name in ("looking", "shifted", "between") else 1.2
-        assert max(formula) <= most * max(measured.partitions)
+        most = 1.2 if name in ("looking", "shifted", "between", "resized") else 1.07
+        assert most_bytes <= most * max(measured.partitions)
     assert dry_run(layers, tile, balance, many, mode) == measured
 
 

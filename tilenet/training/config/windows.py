@@ -38,6 +38,6 @@ def check_windows(run: Any) -> None:
     for key, (value, needed) in only.items():
         if value != needed:
             raise TilenetError(
-                f"a window is computed at once by one rank, by a module as it is (halo_mode: "
+                f"a window is computed at once by one rank, by an opaque module (halo_mode: "
                 f"windows, {key}: {value}); leave {key} out"
             )
