@@ -44,7 +44,7 @@ setup(
             "monai>=1.4",
             "segmentation-models-pytorch>=0.5",
             "timm>=1.0",
-            "torchvision>=0.23",
+            "torchvision>=0.25",
         ],
         "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "mkdocs-jupyter>=0.25"],
         "test": [

@@ -125,6 +125,11 @@ def _most_per_node(job: PlannedJob, machine: Machine) -> int:
             f"node of {machine.name}: {machine.devices_per_node}); plan with --partitions "
             f"{machine.devices_per_node} or fewer"
         )
+    if job.partitions > machine.most_partitions:
+        raise TilenetError(
+            f"several partitions need streams of CUDA or ROCm (partitions: {job.partitions}, "
+            f"devices of {machine.name}: {machine.device}); plan with --partitions 1"
+        )
     if machine.cores < machine.devices_per_node:
         raise TilenetError(
             f"every device must have a core to drive it (cores of {machine.name}: "

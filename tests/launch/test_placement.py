@@ -71,6 +71,7 @@ REFUSED = [
     ("summit", 10, 1, 3, r"jsrun fills .*4 per node.*; give --nodes 2, with 5 on each"),
     ("slurm", 5, 1, 2, r"srun fills .*3 per node.*; give --nodes 5, with 1 on each"),
     ("tuolumne", 5, 1, None, r"flux fills all nodes alike .*; give --nodes 5, with 1 on each"),
+    ("aurora", 4, 2, None, r"streams of CUDA or ROCm \(partitions: 2, .*aurora: Intel"),
     ("workstation", 3, 1, None, "mpiexec starts the ranks of one node here"),
     ("local", 2, 1, None, "mpiexec starts the ranks of one node here"),
 ]

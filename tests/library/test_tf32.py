@@ -110,8 +110,6 @@ def test_what_raises_leaves_the_flags_as_they_were() -> None:
 
 def test_flags_that_were_set_by_their_newer_names_are_set_by_them() -> None:
     """torch does not tell the older ones then."""
-    if not hasattr(torch.backends, "fp32_precision"):
-        pytest.skip("torch has them from 2.9 on")
     convolutions, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
     owners: Any = convolutions, torch.backends.cudnn.rnn, products
     before = [one.fp32_precision for one in owners]

@@ -187,6 +187,10 @@ def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, near: str) -> N
         ('[summit]\nlaunch.header = ["a\\nb"]', "a list of texts without line breaks"),
         ('[summit]\nlaunch.queue = "a\\nb"', "a text without line breaks"),
         ("[summit]\nlaunch.device_order = [0, 0, 1, 2, 3, 4]", "each of the devices 0 to 5 once"),
+        (
+            f"[aurora]\nlaunch.device_order = {[*range(12)]}",
+            "orders devices of NVIDIA and AMD",
+        ),
         ("[summit]\nlaunch.environment = { 'A B' = 'x' }", "names of variables"),
         ("[summit]\nlaunch.environment = { A = 3 }", "names of variables"),
         ("[summit]\nlaunch.node_storage = 'tmp'", "an absolute path"),

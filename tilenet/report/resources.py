@@ -30,7 +30,7 @@ ENDS = ("least", "mean", "most")
 
 def resources(view: RunView) -> Section:
     """Time and memory of rank 0 and of each rank, as one table."""
-    gpu = any(str(device) != "cpu" for device in view.facts.get("devices", ()))
+    gpu = any(not str(device).startswith("cpu") for device in view.facts.get("devices", ()))
     where = "tensors on the fullest GPU" if gpu else "resident memory of the process"
     notes, rows = [MEANS, f"Peak memory: {where}."], []
     planned = view.facts.get("planned")

@@ -138,7 +138,7 @@ def test_without_uuids_intels_gpus_are_named_by_the_mask(
     mask: str,
     named: tuple[str, ...],
 ) -> None:
-    """As in torch 2.8."""
+    """As drivers of which torch learns none."""
     tiles.extend([SimpleNamespace(), SimpleNamespace()])
     monkeypatch.setenv(variable, mask)
     assert list_gpus() == named

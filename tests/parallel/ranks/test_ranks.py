@@ -1,5 +1,7 @@
 """Ranks agree before they raise."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from mpi4py import MPI
@@ -159,6 +161,7 @@ def two_tiles(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
     monkeypatch.setattr(torch.xpu, "set_device", used.append)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _: SimpleNamespace())
     return used
 
 
@@ -190,6 +193,21 @@ def test_a_rank_has_one_partition_on_intels_gpus(
 ) -> None:
     with pytest.raises(TilenetError, match=r"of CUDA or ROCm .*partitions: 2\); use partitions: 1"):
         choose_devices(device, NodePlace(0, 1), 2)
+    assert two_tiles == []
+
+
+@pytest.mark.ranks  # no rank is needed
+def test_gpus_without_float64_are_refused_and_not_taken(
+    two_tiles: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.xpu, "get_device_properties", lambda _: SimpleNamespace(has_fp64=False)
+    )
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda _: "Intel Arc A770")
+    assert choose_devices("auto", NodePlace(2, 4)) == (torch.device("cpu"),)
+    for device in ("xpu", ["xpu:1"]):
+        with pytest.raises(TilenetError, match=r"compute in float64.*Arc A770\); set device: cpu"):
+            choose_devices(device, NodePlace(0, 1))
     assert two_tiles == []
 
 

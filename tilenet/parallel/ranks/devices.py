@@ -39,6 +39,19 @@ def _gpu_type() -> str:
     return next((kind for kind in VISIBLE_DEVICES if getattr(torch, kind).is_available()), "")
 
 
+def _best_type() -> str:
+    """What torch calls the devices that `auto` takes."""
+    kind = _gpu_type()
+    return "cpu" if not kind or _lacks_float64(kind) else kind
+
+
+def _lacks_float64(kind: str) -> bool:
+    """Whether GPUs cannot compute in float64, like those of Intel for games and notebooks."""
+    if kind != "xpu":
+        return False
+    return not getattr(torch.xpu.get_device_properties(0), "has_fp64", True)
+
+
 def share_gpus(
     visible: Sequence[Sequence[str]], num_partitions: int
 ) -> tuple[tuple[int, ...], ...]:
@@ -106,7 +119,7 @@ def _identify(properties: Any, entry: str) -> str:
     """A GPU's UUID, else its address on the bus, else the launcher's entry."""
     if entry.startswith("MIG-"):  # slices of a GPU have its UUID
         return entry
-    # Some ROCm releases leave it zero; torch 2.8 has none of Intel's.
+    # Some ROCm releases leave it zero.
     uuid = str(getattr(properties, "uuid", ""))
     if uuid.strip("0-"):
         return uuid
@@ -161,11 +174,12 @@ def choose_devices(
 
     Raises:
         TilenetError: There are fewer devices on the node than its ranks need, ranks would share
-            one by accident, a name is not that of a device, or several partitions are on `xpu`.
+            one by accident, a name is not that of a device, several partitions are on `xpu`, or a
+            device that is named lacks float64.
     """
     if isinstance(device, list):
         devices = _parse(device, place)
-    elif (kind := _gpu_type() if device == "auto" else device) in ("", "cpu"):
+    elif (kind := _best_type() if device == "auto" else device) == "cpu":
         devices = (torch.device("cpu"),) * num_partitions
     else:
         devices = _take_share(kind, place, num_partitions)
@@ -173,6 +187,11 @@ def choose_devices(
         raise TilenetError(
             f"several partitions need streams of CUDA or ROCm (device: {device}, of type xpu, "
             f"partitions: {len(devices)}); use partitions: 1, with more ranks"
+        )
+    if _lacks_float64(devices[0].type):
+        raise TilenetError(
+            f"a device must compute in float64, in which losses and statistics are summed (device: "
+            f"{device}, {torch.xpu.get_device_name(devices[0])}); set device: cpu"
         )
     return _prepare(devices, place)
 

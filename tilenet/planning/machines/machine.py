@@ -17,7 +17,7 @@ class Machine:
     Attributes:
         name: Name of the table in the file.
         devices_per_node: Devices of the node; each can hold a partition.
-        device: Name of a device.
+        device: Name of a device, which begins with its maker: of Intel's a rank takes one.
         memory_bytes: Memory of one device.
         host_bytes: Memory of the node.
         cores: Processor cores of the node that jobs may use.

@@ -89,6 +89,11 @@ def checked_machine(name: str, table: dict[str, Any]) -> Machine:
             f"{name}.launch.device_order must name each of the devices 0 to "
             f"{facts.devices_per_node - 1} once (got {[*launch.device_order]}); {remedy}"
         )
+    if launch.device_order and facts.most_partitions < facts.devices_per_node:
+        raise TilenetError(
+            f"{name}.launch.device_order orders devices of NVIDIA and AMD (device: {facts.device}, "
+            f"whose masks do not order); leave it out; {remedy}"
+        )
     if launch.launcher == "srun" and not launch.mpi:
         raise TilenetError(
             f"{name}.launch.mpi must name srun's plug-in (pmi2 for mpich, pmix for Open MPI, "

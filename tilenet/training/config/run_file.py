@@ -171,9 +171,9 @@ class RunFile:
     float32 but for the factors of convolutions and products, which GPUs of compute capability 8 and
     later round to 10 bits of mantissa; elsewhere, as a line then says, it is `float32`"""
     device: Device | list[str] = "auto"
-    """`cpu`, `cuda` (ROCm too), `xpu` (Intel; never run on one, and without several partitions,
-    `nccl` and `device` memory), `auto`: a GPU where torch sees one; or a list with one device per
-    partition; a device may be named several times (with GPUs for one rank per node)"""
+    """`cpu`, `cuda` (ROCm too), `xpu` (Intel, with float64; never run on one, and without several
+    partitions, `nccl` and `device` memory), `auto`: a GPU where torch sees one; or a list with one
+    device per partition; a device may be named several times (with GPUs for one rank per node)"""
     gradients: GradientKeys = field(default_factory=GradientKeys)
     init: str | None = None
     """first weights: a `.safetensors` file or a run's folder"""
