@@ -188,7 +188,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, near: str) -> N
         ('[summit]\nlaunch.queue = "a\\nb"', "a text without line breaks"),
         ("[summit]\nlaunch.device_order = [0, 0, 1, 2, 3, 4]", "each of the devices 0 to 5 once"),
         (
-            f"[aurora]\nlaunch.device_order = {[*range(12)]}",
+            "[summit]\ndevice = 'Intel X'\nlaunch.device_order = [0, 1, 2, 3, 4, 5]",
             "orders devices of NVIDIA and AMD",
         ),
         ("[summit]\nlaunch.environment = { 'A B' = 'x' }", "names of variables"),
