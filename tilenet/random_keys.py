@@ -29,8 +29,9 @@ def uniform(count: int, *parts: int | str, first: int = 0) -> NDArray[np.float64
 
 
 def sixteen_bits(count: int, *parts: int | str, first: int = 0) -> NDArray[np.uint16]:
-    """`count` whole numbers below 2¹⁶ that are a function of `parts`: four from each of Philox's,
-    the lowest bits first.
+    """`count` whole numbers below 2¹⁶ that are a function of `parts`.
+
+    Each of Philox's 64-bit numbers gives four, the lowest bits first.
 
     Args:
         first: Number of the key's numbers to skip, which costs nothing.

@@ -1,4 +1,4 @@
-"""The question to the choice of a map, and its answer."""
+"""What `choose_map` is asked about an image, and the plan that it returns."""
 
 from dataclasses import dataclass
 from functools import cached_property
