@@ -1,13 +1,14 @@
 """The demo on a large scene: seconds and memory of each command, over those of bare torch.
 
 Makes the demo's scene, trains on it and maps it on 2 ranks of one thread, as `SIZE=10000 RANKS=2
-make demo` does. Beside it stand two floors: the same layers on crops and tiles of the same sizes in
-bare torch on as many processes, which do not talk, on pixels in memory and forever the same; as
-torch is, and with malloc set to keep large buffers, as tilenet sets it. The two take turns
-after the commands, and what they take is the mean of their turns: training's seconds are the sum
-of what its steps took while the machine was quicker and slower, not of the least. What is above the
-floors is start, statistics of the scene, reading, sums over ranks, writing, the report. --quick
-trains 40 steps on a scene of 1024².
+make demo` does. Beside it stand two floors: the same layers on crops of the same size, and on tiles
+that overlap by the network's halo, in bare torch on as many processes, which do not talk, on pixels
+in memory and forever the same; as torch is, and with malloc set to keep large buffers, as tilenet
+sets it. The two take turns between training and the map, and what they take is the mean of their
+turns: training's seconds are the sum of what its steps took while the machine was quicker and
+slower, not of the least. What is above the floors is start, statistics of the scene, reading, sums
+over ranks, writing, the report; the map is computed by sweeps, which compute less than tiles do.
+--quick trains 40 steps on a scene of 1024².
 """
 
 import json
@@ -35,6 +36,7 @@ from tilenet.storage.network_json import NetworkRecord
 RANKS = 2
 CROP_PX, BATCH = 128, 8  # demo/run.yaml
 FLOOR_STEPS, FLOOR_TILES, ROUNDS = 60, 4, 5
+TILE_PX, HALO_PX = 912, 48  # at most, of the floors' tiles without halo
 LABELLED = 0.6  # of the demo's pixels, which costs nothing
 FLOORS = {"bare torch": 0, "bare torch that keeps buffers": 1}
 
@@ -59,8 +61,8 @@ def run(*command: str) -> dict[str, Any]:
     }
 
 
-def demo(folder: Path, size: int, steps: int) -> dict[str, dict[str, Any]]:
-    """The demo's commands, by name."""
+def demo(folder: Path, size: int, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The demo's commands and the floors, by name."""
     ranks, python = ["mpiexec", "-n", str(RANKS), sys.executable], sys.executable
     scene, trained = str(folder / "scene.tif"), str(folder / "run")
     found = {"scene": run(python, "demo/make_scene.py", str(folder), "--size", str(size))}
@@ -68,11 +70,12 @@ def demo(folder: Path, size: int, steps: int) -> dict[str, dict[str, Any]]:
     keys |= {"steps": str(steps)}
     options = [f"--{name}={value}" for name, value in keys.items()]
     found["train"] = run(*ranks, "-m", "tilenet", "train", "-c", "demo/run.yaml", *options)
+    bare = floors(folder, size, steps)
     arguments = [trained, scene, str(folder / "map.tif"), "--json"]
     found["predict"] = run(*ranks, "-m", "tilenet", "predict", *arguments)
     test = [str(folder / "map.tif"), str(folder / "labels_test.tif")]
     found["evaluate"] = run(python, "-m", "tilenet", "evaluate", *test)
-    return found
+    return found, bare
 
 
 def shares(folder: Path, train: dict[str, Any]) -> dict[str, float]:
@@ -89,10 +92,10 @@ def shares(folder: Path, train: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def floors(folder: Path, predicted: dict[str, Any], steps: int) -> dict[str, dict[str, Any]]:
+def floors(folder: Path, size: int, steps: int) -> dict[str, dict[str, Any]]:
     """Seconds in bare torch, of each turn, of training and of the map; see FLOORS."""
-    side = predicted["tile_own_px"] + 2 * predicted["halo_px"]
-    rows, columns = predicted["grid"]
+    across = -(-size // TILE_PX)
+    side = -(-size // across) + 2 * HALO_PX
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in FLOORS}
     for _ in range(ROUNDS):
         for name, keep in FLOORS.items():
@@ -104,7 +107,7 @@ def floors(folder: Path, predicted: dict[str, Any], steps: int) -> dict[str, dic
             "step_s": step_s,
             "tile_s": tile_s,
             "train_s": fmean(step_s) * steps,
-            "predict_s": fmean(tile_s) * -(-rows * columns // RANKS),
+            "predict_s": fmean(tile_s) * -(-(across**2) // RANKS),
         }
     return found
 
@@ -114,9 +117,8 @@ def bench(quick: bool, size: int = 10_000) -> Found:
     size, steps = (1024, 40) if quick else (size, 800)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        commands = demo(folder, size, steps)
+        commands, bare = demo(folder, size, steps)
         predicted = json.loads(commands["predict"]["said"])
-        bare = floors(folder, predicted, steps)
         parts = shares(folder, commands["train"])
     for one in commands.values():
         del one["said"]
