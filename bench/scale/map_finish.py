@@ -28,6 +28,7 @@ from bench.report import Claim, Found, at_most, on_ranks
 from bench.scenes import GRID
 from tilenet.mapping.writing.cog import BATCH_BYTES, BATCH_TILES, PAGE_BYTES, list_level_sizes
 from tilenet.mapping.writing.tiff_header import BLOCK_PX, Level
+from tilenet.mapping.writing.tile_shares import share_tiles
 
 KINDS = {"classes": (1, "uint8", 6144), "scores": (4, "float32", 3072)}
 SIDE, RANKS, NODE_RANKS, PIECE_PX = 100_000, (1, 10, 100, 1000), 8, 1024
@@ -78,11 +79,12 @@ def finish(
     """What a square map takes: parts add up, since nothing goes on while something else does.
 
     Files are filled in rounds. Every second overview, from the second on, has a file of its own, of
-    which the next two are made; the last file copies it. In a round a rank compresses up to 16
-    tiles next to each other, at most 32 MiB of pixels, and the slowest rank counts. Then each node
-    writes whole pages of its ranks' tiles, and rank 0 receives and writes, rank after rank, what is
-    less than a page, of each rank on another node one page on average, as parts of a file begin
-    anywhere in it. Calls take `round_s` per doubling of ranks and `share_s` per rank. Tiles are
+    which the next two are made; the last file copies it. In a round each rank compresses tiles of
+    about the same work, that of up to 16 tiles of the map, or of 32 MiB of them, and the slowest
+    rank counts. Then each node writes whole pages of its ranks' tiles, and rank 0 receives and
+    writes, rank after rank, what is less than a page, of each rank on another node one page on
+    average, as parts of a file begin anywhere in it; the node that writes most counts. Calls take
+    `round_s` per doubling of ranks and `share_s` per rank. Tiles are
     full, of mean size; pieces are read as fast as they were here, from memory.
 
     Args:
@@ -102,15 +104,16 @@ def finish(
     tile_gb = TILE_MPX * parts.mpx_bytes / 1e9
     for file in files:
         order = np.repeat([cost for cost, _ in file], [count for _, count in file])
-        while len(order):
-            each = min(most, -(-len(order) // ranks))
-            turn, order = order[: each * ranks], order[each * ranks :]
-            slowest += float(np.add.reduceat(turn, range(0, len(turn), each)).max())
-            far = range(each * node_ranks, len(turn), each)
-            shares_gb = (len(turn[at : at + each]) * tile_gb for at in far)
-            handed_gb = sum(min(share, PAGE_BYTES / 1e9) for share in shares_gb)
-            received_gb += handed_gb
-            node_gb += min(len(turn), each * node_ranks) * tile_gb + handed_gb
+        until, work = np.cumsum([0, *order]), np.maximum(1, order / costs[0])
+        for firsts in np.array(share_tiles(work.tolist(), ranks, most)):
+            slowest += float(np.diff(until[firsts]).max())
+            shares_gb = np.diff(firsts) * tile_gb
+            handed_gb = np.minimum(shares_gb, PAGE_BYTES / 1e9)
+            handed_gb[:node_ranks] = 0
+            nodes_gb = np.add.reduceat(shares_gb - handed_gb, range(0, ranks, node_ranks))
+            nodes_gb[0] += handed_gb.sum()
+            received_gb += float(handed_gb.sum())
+            node_gb += float(nodes_gb.max())
             rounds += 1
     written_gb = sum(count for file in files for _, count in file) * tile_gb
     writing = node_gb * parts.write_s
@@ -199,7 +202,7 @@ def finished(folder: str, kind: str, side: int) -> Any:
             super().Recv(buf, *where, **more)
             sums["received"] += len(buf)
 
-    def timed(self: Any, number: int, tiles: list[int]) -> list[bytes]:
+    def timed(self: Any, number: int, tiles: list[int]) -> list[memoryview]:
         halved = number - max(level for level in self.sources if level <= number)
         begun, cpu_begun = time.perf_counter(), time.process_time()
         found = compressed(self, number, tiles)

@@ -71,14 +71,14 @@ def make(
     values = values_of(kind, SIZE, seed)
     right, seen = cog._CogWriter._write_turn, list[int]()
 
-    def write_turn(self: Any, file: Any, at: int, turn: Any, each: int) -> list[int]:
+    def write_turn(self: Any, file: Any, at: int, mine: Any) -> list[int]:
         if len(seen) == rounds:
             if comm.rank == 0:
                 os.pwrite(file.fileno(), b"half a tile", at)
             comm.Barrier()
             raise Interruption
-        seen.append(len(turn))
-        return right(self, file, at, turn, each)
+        seen.append(len(mine))
+        return right(self, file, at, mine)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cog._CogWriter, "_write_turn", write_turn)

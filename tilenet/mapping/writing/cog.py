@@ -46,6 +46,7 @@ from tilenet.mapping.writing.tiff_header import (
     template_of,
     tiles_in,
 )
+from tilenet.mapping.writing.tile_shares import share_tiles, tile_cost
 from tilenet.parallel.ranks.comm import agreed
 
 if TYPE_CHECKING:
@@ -201,12 +202,11 @@ class _CogWriter:
                 # Unbuffered: closing it has nothing left to write, and nothing to say.
                 file = stack.enter_context(open(path, "r+b", buffering=0))
             most = max(1, min(BATCH_TILES, BATCH_BYTES // tile_bytes))
-            while len(sizes) < len(order):
-                start = len(sizes)
-                each = min(most, -(-(len(order) - start) // comm.size))
-                turn = order[start : start + each * comm.size]
-                turn_sizes = self._write_turn(file, at, turn, each)
-                at = _set_places(levels, turn, turn_sizes, at)
+            rest = order[len(sizes) :]
+            for firsts in share_tiles([self._cost(n) for n, _ in rest], comm.size, most):
+                mine = rest[slice(*firsts[comm.rank : comm.rank + 2])]
+                turn_sizes = self._write_turn(file, at, mine)
+                at = _set_places(levels, rest[firsts[0] : firsts[-1]], turn_sizes, at)
                 sizes += turn_sizes
                 self._record_sizes(file, path, sizes, last=len(sizes) == len(order))
             with self._guarded():
@@ -242,18 +242,19 @@ class _CogWriter:
                 self.record.put(os.path.basename(path), sizes)
         self.record_at = time.monotonic() + KEEP_SECONDS
 
-    def _write_turn(
-        self, file: FileIO, at: int, turn: list[tuple[int, int]], each: int
-    ) -> list[int]:
-        """Write tiles from a place of the file on, so many per rank; bytes of all of them."""
-        rank, tiles = self.comm.rank, list[bytes]()
+    def _write_turn(self, file: FileIO, at: int, mine: list[tuple[int, int]]) -> list[int]:
+        """Write this rank's tiles of a turn, whose first rank's are written from a place on.
+
+        Returns:
+            Bytes of the tiles of all ranks.
+        """
+        rank, tiles = self.comm.rank, list[memoryview]()
         with self._guarded():
-            mine = turn[each * rank : each * (rank + 1)]
             for (number, _), run in groupby(mine, self._row_of):
                 tiles += self._make_tiles(number, [tile for _, tile in run])
         shares = self.comm.allgather([len(tile) for tile in tiles])
         whole = (sum(share) + FRAME_BYTES * len(share) for share in shares)
-        ends, data = list(accumulate(whole, initial=at)), memoryview(b"".join(map(framed, tiles)))
+        ends, data = list(accumulate(whole, initial=at)), memoryview(framed(tiles))
         first, last = self._own_part(ends, rank)
         with self._guarded():
             _write_at(file, ends[rank] + first, data[first:last])
@@ -289,11 +290,16 @@ class _CogWriter:
         if failed:
             raise failed
 
+    def _cost(self, number: int) -> float:
+        """Work of a tile of a level; those of a level that has a file are only copied."""
+        halved = number - max(level for level in self.sources if level <= number)
+        return tile_cost(halved, classes=self.job.classes)
+
     def _row_of(self, tile: tuple[int, int]) -> tuple[int, int]:
         number, index = tile
         return number, index // Level(*self.sizes[number]).across
 
-    def _make_tiles(self, number: int, tiles: list[int]) -> list[bytes]:
+    def _make_tiles(self, number: int, tiles: list[int]) -> list[memoryview]:
         """Compressed tiles of a level that are next to each other."""
         if number in self.files:
             path, level = self.files[number]
@@ -344,12 +350,12 @@ def _write_at(file: FileIO, at: int, data: bytes | bytearray | memoryview) -> No
         at, rest = at + written, rest[written:]
 
 
-def _read_at(file: BinaryIO, at: int, size: int) -> bytes:
+def _read_at(file: BinaryIO, at: int, size: int) -> memoryview:
     file.seek(at)
-    return file.read(size)
+    return memoryview(file.read(size))
 
 
-def _compress(values: NDArray[Any], job: CogJob) -> list[bytes]:
+def _compress(values: NDArray[Any], job: CogJob) -> list[memoryview]:
     """Tiles of pixels (bands, H, W), H at most a tile's, from left to right."""
     bands, height, width = values.shape
     with MemoryFile(ext=".tif") as memory:

@@ -8,7 +8,7 @@ import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 
 __all__ = [
     "BLOCK_PX",
@@ -93,7 +93,7 @@ def template_of(file: bytes) -> Template:
     return Template(file[8:first], image, overview, predictor)
 
 
-def tiles_in(file: bytes) -> list[bytes]:
+def tiles_in(file: bytes) -> list[memoryview]:
     """Return the compressed tiles of a TIFF, which is no BigTIFF, row by row."""
     entries, _ = _read_directory(file, *struct.unpack_from("<I", file, 4))
     by_tag = {entry.tag: entry for entry in entries}
@@ -101,12 +101,14 @@ def tiles_in(file: bytes) -> list[bytes]:
         struct.unpack(f"<{entry.count}{'H' if entry.type == 3 else 'I'}", entry.data)
         for entry in (by_tag[OFFSETS], by_tag[SIZES])
     )
-    return [file[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
+    view = memoryview(file)
+    return [view[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
 
 
-def framed(tile: bytes) -> bytes:
-    """Return a tile in the frame that it has in a file."""
-    return struct.pack("<I", len(tile)) + tile + tile[-TRAILER_BYTES:]
+def framed(tiles: Iterable[memoryview]) -> bytes:
+    """Return tiles one after another, each in the frame that it has in a file."""
+    parts = ((struct.pack("<I", len(tile)), tile, tile[-TRAILER_BYTES:]) for tile in tiles)
+    return b"".join(chain.from_iterable(parts))
 
 
 def frames_fit(path: str, begin: int, sizes: list[int], tiles: Iterable[int]) -> bool:
