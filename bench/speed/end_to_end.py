@@ -36,7 +36,7 @@ from tilenet.storage.network_json import NetworkRecord
 RANKS = 2
 CROP_PX, BATCH = 128, 8  # demo/run.yaml
 FLOOR_STEPS, FLOOR_TILES, ROUNDS = 60, 4, 5
-TILE_PX, HALO_PX = 912, 48  # at most, of the floors' tiles without halo
+TILE_PX, HALO_PX, UNIT_PX = 912, 48, 16  # of the floors' tiles: at most, without halo
 LABELLED = 0.6  # of the demo's pixels, which costs nothing
 FLOORS = {"bare torch": 0, "bare torch that keeps buffers": 1}
 
@@ -95,7 +95,7 @@ def shares(folder: Path, train: dict[str, Any]) -> dict[str, float]:
 def floors(folder: Path, size: int, steps: int) -> dict[str, dict[str, Any]]:
     """Seconds in bare torch, of each turn, of training and of the map; see FLOORS."""
     across = -(-size // TILE_PX)
-    side = -(-size // across) + 2 * HALO_PX
+    side = -(-size // across // UNIT_PX) * UNIT_PX + 2 * HALO_PX
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in FLOORS}
     for _ in range(ROUNDS):
         for name, keep in FLOORS.items():
