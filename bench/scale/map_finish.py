@@ -84,8 +84,8 @@ def finish(
     rank counts. Then each node writes whole pages of its ranks' tiles, and rank 0 receives and
     writes, rank after rank, what is less than a page, of each rank on another node one page on
     average, as parts of a file begin anywhere in it; the node that writes most counts. Calls take
-    `round_s` per doubling of ranks and `share_s` per rank. Tiles are
-    full, of mean size; pieces are read as fast as they were here, from memory.
+    `round_s` per doubling of ranks and `share_s` per rank. Tiles are full, of mean size; pieces are
+    read as fast as they were here, from memory.
 
     Args:
         side: Rows and columns of the map.

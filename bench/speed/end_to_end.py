@@ -36,7 +36,8 @@ from tilenet.storage.network_json import NetworkRecord
 RANKS = 2
 CROP_PX, BATCH = 128, 8  # demo/run.yaml
 FLOOR_STEPS, FLOOR_TILES, ROUNDS = 60, 4, 5
-TILE_PX, HALO_PX, UNIT_PX = 912, 48, 16  # of the floors' tiles: at most, without halo
+# Of the floors' tiles: the side without halo, at most; the halo; the pixels that divide a side.
+TILE_PX, HALO_PX, UNIT_PX = 912, 48, 16
 LABELLED = 0.6  # of the demo's pixels, which costs nothing
 FLOORS = {"bare torch": 0, "bare torch that keeps buffers": 1}
 

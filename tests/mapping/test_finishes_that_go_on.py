@@ -69,9 +69,9 @@ def make(
     The next round ends amid rank 0's first tile.
     """
     values = values_of(kind, SIZE, seed)
-    right, seen = cog._CogWriter._write_turn, list[int]()
+    right, seen = cog._CogWriter._write_round, list[int]()
 
-    def write_turn(self: Any, file: Any, at: int, mine: Any) -> list[int]:
+    def write_round(self: Any, file: Any, at: int, mine: Any) -> list[int]:
         if len(seen) == rounds:
             if comm.rank == 0:
                 os.pwrite(file.fileno(), b"half a tile", at)
@@ -81,7 +81,7 @@ def make(
         return right(self, file, at, mine)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cog._CogWriter, "_write_turn", write_turn)
+        patch.setattr(cog._CogWriter, "_write_round", write_round)
         with MapWriter(str(path), source, kind, made_of={"seed": seed}, comm=comm) as writer:
             for number, strip in enumerate(STRIPS):
                 if number % comm.size == comm.rank and writer.lacks(strip):

@@ -1,4 +1,4 @@
-"""Tiles are divided among ranks by their work: each once, evenly, in few turns."""
+"""Tiles are divided among ranks by their work: each once, evenly, in few rounds."""
 
 from itertools import pairwise
 
@@ -13,17 +13,17 @@ def test_each_tile_has_one_rank_and_ranks_work_alike(seed: int) -> None:
     draw = np.random.default_rng(seed)
     ranks, most = (int(draw.integers(1, high)) for high in (40, 17))
     costs = draw.choice([1, 1, 1.6, 5.8, 9.3], draw.integers(1, 2000)).tolist()
-    turns = share_tiles(costs, ranks, most)
-    assert all(before[-1] == after[0] for before, after in pairwise(turns))
-    shares = [costs[begin:end] for turn in turns for begin, end in pairwise(turn)]
+    rounds = share_tiles(costs, ranks, most)
+    assert all(before[-1] == after[0] for before, after in pairwise(rounds))
+    shares = [costs[begin:end] for firsts in rounds for begin, end in pairwise(firsts)]
     assert [cost for share in shares for cost in share] == costs
-    assert all(turn[0] < turn[-1] for turn in turns)
-    least_turns = -(-sum(costs) // (most * ranks))
-    assert len(turns) <= least_turns
+    assert all(firsts[0] < firsts[-1] for firsts in rounds)
+    least_rounds = -(-sum(costs) // (most * ranks))
+    assert len(rounds) <= least_rounds
     for share in shares:
         # At most half of its first and half of its last tile belong to its neighbours.
-        assert sum(share) - sum(costs) / (least_turns * ranks) <= max(costs) + 1e-9
-        assert len(share) <= most + 1
+        assert sum(share) - sum(costs) / (least_rounds * ranks) <= max(costs) + 1e-9
+        assert len(share) <= most
 
 
 def test_equal_tiles_are_divided_as_evenly_as_can_be() -> None:

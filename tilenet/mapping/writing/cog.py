@@ -205,9 +205,9 @@ class _CogWriter:
             rest = order[len(sizes) :]
             for firsts in share_tiles([self._cost(n) for n, _ in rest], comm.size, most):
                 mine = rest[slice(*firsts[comm.rank : comm.rank + 2])]
-                turn_sizes = self._write_turn(file, at, mine)
-                at = _set_places(levels, rest[firsts[0] : firsts[-1]], turn_sizes, at)
-                sizes += turn_sizes
+                round_sizes = self._write_round(file, at, mine)
+                at = _set_places(levels, rest[firsts[0] : firsts[-1]], round_sizes, at)
+                sizes += round_sizes
                 self._record_sizes(file, path, sizes, last=len(sizes) == len(order))
             with self._guarded():
                 if comm.rank == 0:
@@ -242,8 +242,11 @@ class _CogWriter:
                 self.record.put(os.path.basename(path), sizes)
         self.record_at = time.monotonic() + KEEP_SECONDS
 
-    def _write_turn(self, file: FileIO, at: int, mine: list[tuple[int, int]]) -> list[int]:
-        """Write this rank's tiles of a turn, whose first rank's are written from a place on.
+    def _write_round(self, file: FileIO, at: int, mine: list[tuple[int, int]]) -> list[int]:
+        """Compress this rank's tiles of a round and write them to their places. Collective.
+
+        Args:
+            at: Place of the round's first tile in the file.
 
         Returns:
             Bytes of the tiles of all ranks.

@@ -1,4 +1,4 @@
-"""Which tiles of a file each rank compresses: as much work for each, in turns that memory takes."""
+"""Which tiles each rank compresses: as much work for each, in rounds that memory takes."""
 
 from collections.abc import Sequence
 
@@ -17,24 +17,24 @@ def tile_cost(halved: int, *, classes: bool) -> float:
 
 
 def share_tiles(costs: Sequence[float], ranks: int, most: int) -> list[list[int]]:
-    """Divide tiles among ranks, in as few turns of equal work as there can be.
+    """Divide tiles among ranks, in as few rounds of equal work as there can be.
 
     A tile belongs to the share in which the middle of its work lies.
 
     Args:
         costs: Work of each tile, in the order of the file, each at least 1.
-        most: Work of a rank in a turn, and so about the number of its tiles.
+        most: Work of a rank in a round, and so the number of its tiles, at most.
 
     Returns:
-        Of each turn the first tile of each rank, and the tile behind those of the last rank.
+        Of each round the first tile of each rank, and the tile behind those of the last rank.
     """
     if not costs:
         return []
     work = np.asarray(costs)
     ends = np.cumsum(work)
-    turns = int(np.ceil(ends[-1] / (most * ranks)))
-    begins = np.linspace(0, ends[-1], turns * ranks + 1)
+    rounds = int(np.ceil(ends[-1] / (most * ranks)))
+    begins = np.linspace(0, ends[-1], rounds * ranks + 1)
     firsts = np.searchsorted(ends - work / 2, begins).tolist()
-    shares = (firsts[turn * ranks : (turn + 1) * ranks + 1] for turn in range(turns))
-    # A tile may be more work than all ranks do in a turn.
+    shares = (firsts[n * ranks : (n + 1) * ranks + 1] for n in range(rounds))
+    # A tile may be more work than all ranks do in a round.
     return [share for share in shares if share[0] < share[-1]]
