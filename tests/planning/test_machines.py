@@ -62,7 +62,8 @@ def test_the_local_machine_is_what_this_process_may_use() -> None:
     assert (local.device, local.devices_per_node) == ("cpu", 1)
     assert local.cores == len(os.sched_getaffinity(0))
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 2**28 < local.memory_bytes == local.host_bytes <= physical
+    assert 2**28 < local.host_bytes <= physical
+    assert local.memory_bytes == local.rank_bytes == int(local.host_bytes * 0.9)
     assert local.flops["float32"] == 2 * local.flops["float64"]
 
 

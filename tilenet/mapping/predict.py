@@ -71,6 +71,8 @@ def predict(prediction: Prediction, comm: "MPI.Intracomm | None" = None) -> dict
         watchdog.arm("the start of the map", SLOW)
         stack.enter_context(tf32_if_asked(source.precision))
         job = _job(prediction, source, devices, watchdog, comm)
+        if job.plan.method == "sweep":
+            source.image.keep_block_rows(place.size)
         say_layout(comm, place, devices)
         say_where_no_tf32(source.precision, devices, comm)
         if first:

@@ -36,7 +36,7 @@ from tilenet.planning.time.timeline import Timeline, simulate, simulate_flow
 __all__ = ["Estimator"]
 
 PROCESS_BYTES = 600 << 20  # Python, torch, GDAL and MPI; measured 0.4 GiB, CUDA's context more
-GDAL_CACHE_BYTES = 64 << 20  # as data/rasters/raster.py sets it
+GDAL_CACHE_BYTES = 64 << 20  # at least; `Machine.rank_bytes` leaves room for more
 READ_COPIES = 3  # the raster's own dtype, float64 while it is standardised, and the result
 PIECE_BYTES = 4 << 20  # of gradients that are summed at once, see docs/run-file.md
 LABEL_BYTES = 8 + 1  # int64, and the mask of valid pixels

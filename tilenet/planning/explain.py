@@ -53,10 +53,10 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     if reason:
         notes.append(f"train refuses this plan as it stands: {reason}.")
     notes += _idle(plan)
-    if plan.host_bytes > question.machine.host_bytes:
+    if plan.host_bytes > question.machine.rank_bytes:
         notes.append(
             f"a node's memory is too small for its ranks (needed: {plan.host_bytes / GIB:.0f} GiB, "
-            f"there is: {question.machine.host_bytes / GIB:.0f} GiB); take fewer micro-batches or "
+            f"there is: {question.machine.rank_bytes / GIB:.0f} GiB); take fewer micro-batches or "
             "ranks per node."
         )
     if question.profile is None:

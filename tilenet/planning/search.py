@@ -299,7 +299,7 @@ class Search:
             return False
         host = self.estimator.host_bytes(layout, swaps.swapped_bytes)
         return self._fits(layout, balance) and (
-            swaps.idle or host <= self.question.machine.host_bytes
+            swaps.idle or host <= self.question.machine.rank_bytes
         )
 
     def _balances(self, layout: Layout) -> list[Balance]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tilenet.data.rasters.bands import BandNames, band_numbers
 from tilenet.data.rasters.collar import Collar, Runs, collar_strips, strip_runs
+from tilenet.data.rasters.decoded import keep_decoded
 from tilenet.data.rasters.georeferencing import Georeferencing
 from tilenet.data.rasters.handles import READING
 from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster
@@ -27,10 +28,6 @@ from tilenet.geometry.windows import Part, Window, reflected
 
 __all__ = ["GDAL_ERRORS", "READING", "Nodata", "Pixels", "Raster", "reason", "why_no_raster"]
 
-# GDAL's default cache is 5 % of the node's memory *per process*; with 40 ranks on a node that is
-# twice the memory. 64 MB hold the blocks that neighbouring tiles share; set GDAL_CACHEMAX higher
-# for huge rasters in strips, of which every tile needs whole rows.
-os.environ.setdefault("GDAL_CACHEMAX", "64")
 # GDAL's remarks on files would stand on the terminal as they are; what matters comes as an error.
 os.environ.setdefault("CPL_LOG", os.devnull)
 
@@ -189,6 +186,10 @@ class Raster:
     def size_in_file(self) -> tuple[int, int]:
         """Height and width of the file's own pixels."""
         return int(self._files.height), int(self._files.width)
+
+    def keep_block_rows(self, ranks_of_node: int) -> None:
+        """Let GDAL keep what strips of a map read again: the row of blocks where one ends."""
+        keep_decoded(ranks_of_node, 2 * self._files.block_row_bytes)
 
     @property
     def facts(self) -> str:

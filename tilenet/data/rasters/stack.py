@@ -154,6 +154,11 @@ class FileStack:
         return max(rows, BLOCK_PX) if self._apart else rows
 
     @property
+    def block_row_bytes(self) -> int:
+        """Bytes of the highest blocks across the image, decoded."""
+        return self.width * self.block_rows * sum(np.dtype(name).itemsize for name in self.dtypes)
+
+    @property
     def datasets(self) -> tuple[Any, ...]:
         """rasterio's open files; opened again they may be without CRS and transform."""
         return tuple(self._handles.files)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from tilenet.choices import DECODED_SHARE
 from tilenet.errors import TilenetError
 from tilenet.planning.machines.launch_facts import LaunchFacts
 from tilenet.planning.machines.user_file import user_file
@@ -58,6 +59,11 @@ class Machine:
     def most_partitions(self) -> int:
         """Devices that a rank may take: of Intel's GPUs one alone."""
         return 1 if self.device.startswith("Intel") else self.devices_per_node
+
+    @property
+    def rank_bytes(self) -> int:
+        """Memory of the node that its ranks may plan with: decoded blocks of images take some."""
+        return int(self.host_bytes * (1 - DECODED_SHARE))
 
     def transfer_s(self, num_bytes: float) -> float:
         """Seconds to move bytes from a device to another one of the node."""

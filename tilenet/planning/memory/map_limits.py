@@ -1,10 +1,9 @@
 """Maps and weights that are too large for any device: limits of torch and of the host."""
 
-import os
-
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.maps import map_shapes
+from tilenet.parallel.health.node_memory import node_memory_bytes
 
 __all__ = ["check_map_sizes", "check_weight_bytes", "countable", "largest_map"]
 
@@ -54,7 +53,7 @@ def check_weight_bytes(layers: tuple[Layer, ...]) -> None:
     Raises:
         TilenetError: They are more; the error names both sizes.
     """
-    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    host_bytes = node_memory_bytes()
     needed = 4 * sum(layer.num_parameters for layer in layers)
     if needed > host_bytes:
         raise TilenetError(

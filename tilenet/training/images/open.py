@@ -12,6 +12,7 @@ from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource, ValidationImage
 from tilenet.data.labels.values import Values
+from tilenet.data.rasters.decoded import keep_decoded
 from tilenet.data.rasters.extent import check_units
 from tilenet.data.rasters.handles import MOST_OPEN
 from tilenet.data.rasters.raster import Raster
@@ -104,6 +105,7 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
     """
     comm, watchdog = control.comm, control.watchdog
     node = of_node(comm)
+    keep_decoded(node.size)
     with together(comm, control.stop) as turns:
         pairs = _pairs(run)
         share = pairs[node.rank :: node.size]
