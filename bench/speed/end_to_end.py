@@ -1,20 +1,18 @@
-"""The demo on a large scene: seconds and memory of each command, over those of bare torch.
+"""The demo on a large scene: seconds of each command, over those of bare torch.
 
 Makes the demo's scene, trains on it and maps it on 2 ranks of one thread, as `SIZE=10000 RANKS=2
-make demo` does. Beside it stand two floors: the same layers on crops of the same size, and on tiles
-that overlap by the network's halo, in bare torch on as many processes, which do not talk, on pixels
-in memory and forever the same; as torch is, and with malloc set to keep large buffers, as tilenet
-sets it. The two take turns between training and the map, and what they take is the mean of their
-turns: training's seconds are the sum of what its steps took while the machine was quicker and
-slower, not of the least. What is above the floors is start, statistics of the scene, reading, sums
-over ranks, writing, the report; the map is computed by sweeps, which compute less than tiles do.
---quick trains 40 steps on a scene of 1024².
+make demo` does. Its floors are the same layers in bare torch on as many processes, which do not
+talk, on pixels in memory and forever the same: on crops of the same size, and on tiles that overlap
+by the network's halo; as torch is, and with malloc set to keep large buffers, as tilenet sets it.
+
+Speeds of a machine change within minutes. So each step of the run follows one of bare torch that
+keeps buffers, in the same process; the command's seconds are those without the floor's. Steps of
+bare torch as it is take turns with steps that keep buffers, and their ratio counts. Tiles of both
+take turns before and after the map. What is above the floors is start, statistics of the scene,
+reading, sums over ranks, writing, the report; the map is computed by sweeps, which compute less
+than tiles do. --quick trains 40 steps on a scene of 1024².
 """
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.report import ROOT, Claim, Found, at_most, environment, on_ranks
+from bench.report import Claim, Found, at_most, mpiexec, on_ranks
 from bench.scenes import history
 from tilenet.geometry.layers import Activation, Conv, Dropout, Join, Layer, Pool, Stash, Upsample
 from tilenet.parallel.ranks.malloc import keep_freed_buffers
@@ -35,122 +33,126 @@ from tilenet.storage.network_json import NetworkRecord
 
 RANKS = 2
 CROP_PX, BATCH = 128, 8  # demo/run.yaml
-FLOOR_STEPS, FLOOR_TILES, ROUNDS = 60, 4, 5
+FLOOR_STEPS, FLOOR_TILES, ROUNDS = 60, 4, 3
 # Of the floors' tiles: the side without halo, at most; the halo; the pixels that divide a side.
 TILE_PX, HALO_PX, UNIT_PX = 912, 48, 16
 LABELLED = 0.6  # of the demo's pixels, which costs nothing
-FLOORS = {"bare torch": 0, "bare torch that keeps buffers": 1}
+KEEPING = "bare torch that keeps buffers"
+FLOORS = {"bare torch": 0, KEEPING: 1}
 
 
-def run(*command: str) -> dict[str, Any]:
-    """Run a command of the demo: seconds, CPU seconds and the peak of its largest process."""
-    with tempfile.TemporaryFile("w+") as printed:
+def timed_command(name: str, *arguments: str) -> dict[str, Any]:
+    """Seconds of a command of the demo, on all ranks where it takes them."""
+    ranks = RANKS if name == "predict" else 1
+    began = time.perf_counter()
+    mpiexec(ranks, *arguments)
+    return {"command": name, "seconds": time.perf_counter() - began}
+
+
+def beside_floor(arguments: list[str]) -> dict[str, Any]:
+    """Train as a command line says, with a step of bare torch before each; their seconds."""
+    from mpi4py import MPI
+
+    from tilenet.__main__ import main
+    from tilenet.training.step import Step
+
+    comm, make, take = MPI.COMM_WORLD, Step.__init__, Step.take
+    floors: list[Callable[[], None]] = []
+    bare_s: list[float] = []
+
+    def made(self: Step, network: Any, *rest: Any) -> None:
+        make(self, network, *rest)
+        floors.append(step_of(Bare(network.plan.record.layers), -(-BATCH // comm.size)))
+
+    def after_floor(self: Step, *rest: Any) -> Any:
+        comm.Barrier()
         began = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=printed)
-        _, status, used = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
-        printed.seek(0)
-        said = printed.read()
-    return {
-        "seconds": seconds,
-        "cpu_seconds": used.ru_utime + used.ru_stime,
-        "peak_bytes": used.ru_maxrss * 1024,
-        "said": said,
-    }
+        floors[0]()
+        comm.Barrier()
+        bare_s.append(time.perf_counter() - began)
+        return take(self, *rest)
+
+    Step.__init__, Step.take = made, after_floor  # type: ignore[assignment,method-assign]
+    if main(["train", *arguments]):
+        raise RuntimeError("the run did not end well")
+    return {"bare_s": bare_s}
 
 
-def demo(folder: Path, size: int, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The demo's commands and the floors, by name."""
-    ranks, python = ["mpiexec", "-n", str(RANKS), sys.executable], sys.executable
-    scene, trained = str(folder / "scene.tif"), str(folder / "run")
-    found = {"scene": run(python, "demo/make_scene.py", str(folder), "--size", str(size))}
-    keys = {"images": scene, "labels": folder / "labels_train.tif", "output": trained}
-    keys |= {"steps": str(steps)}
-    options = [f"--{name}={value}" for name, value in keys.items()]
-    found["train"] = run(*ranks, "-m", "tilenet", "train", "-c", "demo/run.yaml", *options)
-    bare = floors(folder, size, steps)
-    arguments = [trained, scene, str(folder / "map.tif"), "--json"]
-    found["predict"] = run(*ranks, "-m", "tilenet", "predict", *arguments)
-    test = [str(folder / "map.tif"), str(folder / "labels_test.tif")]
-    found["evaluate"] = run(python, "-m", "tilenet", "evaluate", *test)
-    return found, bare
-
-
-def shares(folder: Path, train: dict[str, Any]) -> dict[str, float]:
-    """Of training's seconds: of its steps what reads and sums, and what is no step."""
+def trained(folder: Path, steps: int) -> dict[str, Any]:
+    """Seconds of the run without the floor's, of its steps, and of the floor's steps."""
+    keys = {"images": folder / "scene.tif", "labels": folder / "labels_train.tif"}
+    keys |= {"output": folder / "run"}
+    arguments = ["-c", "demo/run.yaml", *(f"--{name}={value}" for name, value in keys.items())]
+    began = time.perf_counter()
+    bare_s = on_ranks(RANKS, beside_floor, [*arguments, f"--steps={steps}"])["bare_s"]
+    seconds = time.perf_counter() - began - sum(bare_s)
     names = ("seconds", "read_seconds", "reduce_seconds")
-    total: float = train["seconds"]
-    in_steps = dict(zip(names, map(sum, history(folder / "run", *names)), strict=True))
+    step_s, read_s, reduce_s = map(sum, history(folder / "run", *names))
     return {
-        "steps": in_steps["seconds"] / total,
-        "reading": in_steps["read_seconds"] / total,
-        "sums over ranks": in_steps["reduce_seconds"] / total,
-        "outside steps": 1 - in_steps["seconds"] / total,
-        "seconds of steps": in_steps["seconds"],
+        "command": "train",
+        "seconds": seconds,
+        "steps_s": step_s,
+        "waiting for pixels_s": read_s,
+        "sums over ranks_s": reduce_s,
+        "outside steps_s": seconds - step_s,
+        "bare torch that keeps buffers_s": sum(bare_s),
     }
 
 
-def floors(folder: Path, size: int, steps: int) -> dict[str, dict[str, Any]]:
-    """Seconds in bare torch, of each turn, of training and of the map; see FLOORS."""
-    across = -(-size // TILE_PX)
-    side = -(-size // across // UNIT_PX) * UNIT_PX + 2 * HALO_PX
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in FLOORS}
+def floors(layers_of: Path, side: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of steps and tiles in bare torch, of each turn; see FLOORS."""
+    turns: dict[str, dict[str, list[float]]] = {
+        name: {"step_s": [], "tile_s": []} for name in FLOORS
+    }
     for _ in range(ROUNDS):
         for name, keep in FLOORS.items():
-            turns[name].append(on_ranks(RANKS, floor, folder / "run", side, keep))
-    found: dict[str, dict[str, Any]] = {}
-    for name, some in turns.items():
-        step_s, tile_s = ([one[what] for one in some] for what in ("step_s", "tile_s"))
-        found[name] = {
-            "step_s": step_s,
-            "tile_s": tile_s,
-            "train_s": fmean(step_s) * steps,
-            "predict_s": fmean(tile_s) * -(-(across**2) // RANKS),
-        }
-    return found
+            for what, value in on_ranks(RANKS, floor, layers_of, side, keep).items():
+                turns[name][what].append(value)
+    return turns
 
 
 def bench(quick: bool, size: int = 10_000) -> Found:
-    """Run the demo, then its floor."""
+    """Run the demo and its floors."""
     size, steps = (1024, 40) if quick else (size, 800)
+    across = -(-size // TILE_PX)
+    side = -(-size // across // UNIT_PX) * UNIT_PX + 2 * HALO_PX
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        commands, bare = demo(folder, size, steps)
-        predicted = json.loads(commands["predict"]["said"])
-        parts = shares(folder, commands["train"])
-    for one in commands.values():
-        del one["said"]
-    figures: dict[str, Any] = {
-        "size_px": size,
-        "ranks": RANKS,
-        "steps": steps,
-        "commands": [{"command": name, **one} for name, one in commands.items()],
-        "shares of training": parts,
-        "floor": bare,
-        "map": {name: predicted[name] for name in ("grid", "tile_own_px", "halo_px", "work_ratio")},
+        scene, run, mapped = (str(folder / name) for name in ("scene.tif", "run", "map.tif"))
+        commands = [timed_command("scene", "demo/make_scene.py", place, "--size", str(size))]
+        commands.append(trained(folder, steps))
+        before = floors(folder / "run", side)
+        commands.append(timed_command("predict", "-m", "tilenet", "predict", run, scene, mapped))
+        after = floors(folder / "run", side)
+        test = (mapped, str(folder / "labels_test.tif"))
+        commands.append(timed_command("evaluate", "-m", "tilenet", "evaluate", *test))
+    bare = {
+        name: {what: before[name][what] + after[name][what] for what in ("step_s", "tile_s")}
+        for name in FLOORS
     }
-    claims: list[Claim] = []
-    for whose, takes in bare.items():
-        taken = {name: commands[name]["seconds"] for name in ("train", "predict")}
-        claims += [
-            at_most(
-                f"{size}²: seconds of {name} over those of {whose}",
-                taken[name] / takes[f"{name}_s"],
-                1.1,
-            )
-            for name in taken
-        ]
-        claims.append(
-            at_most(
-                f"{size}²: seconds of training's steps over those of {whose}",
-                parts["seconds of steps"] / takes["train_s"],
-                1.1,
-            )
-        )
-    return figures, claims
+    figures: dict[str, Any] = {
+        "size_px": size, "ranks": RANKS, "steps": steps, "tile_px": side,
+        "commands": commands, "floor": bare,
+    }  # fmt: skip
+    return figures, claims_of(figures, -(-(across**2) // RANKS))
+
+
+def claims_of(figures: dict[str, Any], tiles: int) -> list[Claim]:
+    """Training, its steps and the map over each floor."""
+    commands = {command["command"]: command for command in figures["commands"]}
+    train, bare, size = commands["train"], figures["floor"], figures["size_px"]
+    keeping = fmean(bare[KEEPING]["step_s"])
+    claims = []
+    for name, takes in bare.items():
+        floor_s = train[f"{KEEPING}_s"] * fmean(takes["step_s"]) / keeping
+        map_s = fmean(takes["tile_s"]) * tiles
+        for what, seconds, least, goal in (
+            ("training", train["seconds"], floor_s, 1.1),
+            ("training's steps", train["steps_s"], floor_s, 1.1),
+            ("the map", commands["predict"]["seconds"], map_s, 1.0),
+        ):
+            claims.append(at_most(f"{size}²: {what} over {name}", seconds / least, goal))
+    return claims
 
 
 class Bare(nn.Module):
@@ -204,9 +206,10 @@ def timed(run: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def train_s(network: Bare, crops: int, classes: int) -> float:
-    """Seconds of a step on crops."""
+def step_of(network: Bare, crops: int) -> Callable[[], None]:
+    """A step on crops."""
     x = torch.randn(crops, network.bands, CROP_PX, CROP_PX)
+    classes = network.eval()(x[:1, :, :UNIT_PX, :UNIT_PX]).shape[1]
     target = torch.randint(classes, (crops, CROP_PX, CROP_PX))
     target[torch.rand(target.shape) > LABELLED] = 255
     optimizer = torch.optim.AdamW(network.train().parameters(), 1e-4)
@@ -217,7 +220,7 @@ def train_s(network: Bare, crops: int, classes: int) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    return timed(step, FLOOR_STEPS)
+    return step
 
 
 def tile_s(network: Bare, side: int) -> float:
@@ -238,7 +241,7 @@ def floor(run: str, side: int, keep: bool) -> dict[str, float]:
     record = NetworkRecord.from_json(load_json(Path(run) / "last" / "network.json"))
     network = Bare(record.layers)
     comm.Barrier()
-    step_s = train_s(network, -(-BATCH // comm.size), len(record.classes))
+    step_s = timed(step_of(network, -(-BATCH // comm.size)), FLOOR_STEPS)
     comm.Barrier()
     found = comm.allgather((step_s, tile_s(network, side)))
     slowest = [max(some) for some in zip(*found, strict=True)]
