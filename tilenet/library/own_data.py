@@ -99,7 +99,7 @@ def open_data(
             else None
         )
         plan = choice.plan if choice else plan_run(run, opened.shapes, comm.size, architecture)
-    agree_on_files(opened, comm, watchdog)
+    agree_on_files(opened, control)
     devices = RunDevices.choose(run.device, run.num_partitions, comm)
     folder = _folder(run, keys, comm)
     survey = run_survey(opened, plan, run.reading, folder, control)

@@ -92,7 +92,7 @@ def _train(
         )
         with together(comm, stop):
             plan = plan_run(run, opened.shapes, comm.size, architecture)
-        terms = run.terms | {"files": agree_on_files(opened, comm, watchdog, stop)}
+        terms = run.terms | {"files": agree_on_files(opened, control)}
         keep = run.checkpoints.keep
         folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms, keep=keep)
         stack.enter_context(folder).open(comm, watchdog, resume=resume, overwrite=overwrite)

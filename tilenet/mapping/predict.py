@@ -70,9 +70,7 @@ def predict(prediction: Prediction, comm: "MPI.Intracomm | None" = None) -> dict
             return {"map": prediction.out, "stopped": True}
         watchdog.arm("the start of the map", SLOW)
         stack.enter_context(tf32_if_asked(source.precision))
-        job = _job(prediction, source, devices, watchdog, comm)
-        if job.plan.method == "sweep":
-            source.image.keep_block_rows(place.size)
+        job = _job(prediction, source, devices, place.size, watchdog, comm)
         say_layout(comm, place, devices)
         say_where_no_tf32(source.precision, devices, comm)
         if first:
@@ -119,15 +117,18 @@ def _job(
     prediction: Prediction,
     source: MapSource,
     devices: Sequence[torch.device],
+    ranks_of_node: int,
     watchdog: Watchdog,
     comm: "MPI.Intracomm",
 ) -> MapJob:
-    """Decide how the image is mapped. Collective."""
+    """Decide how the image is mapped, and which of its blocks stay in memory. Collective."""
     record = source.record
     # A narrow map would show little of the rows that a sweep computes.
     sweeps = prediction.partitions == 1 and not prediction.tta
     sweeps &= 2 * source.window.width >= source.image.width
     plan = decide_map(source.question(prediction), record.opaque, devices[0], comm, sweeps=sweeps)
+    if plan.method == "sweep":
+        source.image.keep_block_rows(ranks_of_node)
     read = plan.tiling.tiles[0].read
     with agreed(comm):
         size = read.height, read.width

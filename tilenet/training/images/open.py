@@ -20,8 +20,7 @@ from tilenet.data.rasters.remedies import JOIN
 from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.data.same_files import SampleFile, check_apart, check_same_files, sample_files
 from tilenet.errors import TilenetError
-from tilenet.parallel.health.signals import StopRequests
-from tilenet.parallel.health.watchdog import NEVER, Watchdog
+from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.training.config.run_file import RunFile
@@ -136,20 +135,15 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
     return opened
 
 
-def agree_on_files(
-    opened: RunImages,
-    comm: "MPI.Intracomm",
-    watchdog: Watchdog = NEVER,
-    requests: StopRequests | None = None,
-) -> str:
+def agree_on_files(opened: RunImages, control: RankControl) -> str:
     """Find collars once for all ranks; return a digest of the files. Collective.
 
     Raises:
         AgreedError: Ranks do not see the same files.
         StopAgreed: A rank was asked to stop.
     """
-    digest = check_same_files(opened.files, comm)
-    share_collars(opened.all_images, comm, watchdog, requests)
+    digest = check_same_files(opened.files, control.comm)
+    share_collars(opened.all_images, control.comm, control.watchdog, control.stop)
     return digest
 
 
