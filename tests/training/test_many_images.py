@@ -30,7 +30,7 @@ from tilenet.training.config.read import with_listed_images
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images import open as open_module
-from tilenet.training.images.open import allow_open_files, open_images
+from tilenet.training.images.open import open_images
 
 
 @pytest.mark.ranks(2)
@@ -108,7 +108,7 @@ def test_a_file_that_another_node_sees_differently_is_named(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank its own folder, as if on its own node."""
-    monkeypatch.setattr(open_module, "of_node", lambda comm: comm.Split(comm.rank))
+    monkeypatch.setattr(open_module, "ranks_of_node", lambda comm: comm.Split(comm.rank))
     mine = shared_path / str(comm.rank)
     mine.mkdir()
     scenes = scenes_of(mine, [(60, 77)] * 2, MPI.COMM_SELF)
@@ -211,14 +211,14 @@ def test_the_limit_is_raised_as_far_as_needed(
     found: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda what: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda what, pair: found.append(pair))
-    allow_open_files(count)
+    handles.allow_open_files(count)
     assert found == ([] if wanted is None else [(wanted, limits[1])])
 
 
 def test_more_files_than_the_system_allows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 1000))
     with pytest.raises(TilenetError, match=r"\(files: 937, the system allows: 1000\)"):
-        allow_open_files(937)
+        handles.allow_open_files(937)
 
 
 def noted_openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -62,7 +62,7 @@ def predict(prediction: Prediction, comm: "MPI.Intracomm | None" = None) -> dict
         place, first = find_node_place(comm, prediction.device), comm.rank == 0
         lock, folder = _begin(prediction, stack, comm)
         with agreed(comm):
-            source = MapSource.open(prediction, folder, stack)
+            source = MapSource.open(prediction, folder, place.cores, stack)
             devices = choose_devices(prediction.device, place, prediction.partitions)
         try:
             share_collars([source.image], comm, watchdog, requests)

@@ -1,5 +1,8 @@
 """Blocks are decoded once where memory holds them: counted in bytes read from files."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -92,6 +95,32 @@ def test_the_users_own_word_holds(path: str, monkeypatch: pytest.MonkeyPatch) ->
     set_gdal_config("GDAL_CACHEMAX", LEAST_BYTES)
     monkeypatch.setattr(decoded, "CHOSEN_BY_USER", True)
     assert times_read(path, BLOCK, 3, lambda raster: keep_decoded(1)) == pytest.approx(3, 0.05)
+
+
+THREADS = """
+import os, sys
+from tilenet.data.rasters.decoded import decode_in_threads
+from tilenet.data.rasters.raster import Raster
+decode_in_threads(int(sys.argv[2]))
+with Raster(sys.argv[1]) as raster:
+    before = len(os.listdir("/proc/self/task"))
+    raster.read(raster.whole)
+    print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "of_user", "more"), [(1, None, 0), (3, None, 3), (3, "1", 0), (1, "2", 2)]
+)
+def test_blocks_are_decoded_by_threads(
+    path: str, count: int, of_user: str | None, more: int
+) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "GDAL_NUM_THREADS"}
+    if of_user:
+        environment["GDAL_NUM_THREADS"] = of_user
+    command = [sys.executable, "-c", THREADS, path, str(count)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert int(ended.stdout) == more
 
 
 @pytest.mark.ranks(1, 2)

@@ -1,5 +1,6 @@
 """Ranks agree before they raise."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from tilenet.errors import AgreedError, TilenetError
 from tilenet.parallel.ranks import devices
 from tilenet.parallel.ranks.comm import STEP_SIZES, agreed, world
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices, find_node_place
+from tilenet.parallel.ranks.node import cores_of_rank
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -47,7 +49,26 @@ def test_places_count_the_ranks_of_a_node_and_gather_what_each_sees(
     monkeypatch.setattr(devices, "list_gpus", lambda: (f"GPU-{comm.rank}", "GPU-9"))
     places = comm.allgather(find_node_place(comm, "auto"))
     shown = tuple((f"GPU-{rank}", "GPU-9") for rank in range(comm.size))
-    assert places == [NodePlace(rank, comm.size, shown) for rank in range(comm.size)]
+    cores = max(1, len(os.sched_getaffinity(0)) // comm.size)  # tests do not bind ranks
+    assert places == [NodePlace(rank, comm.size, shown, cores) for rank in range(comm.size)]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("bound_to", "cores"),
+    [
+        ([{0, 1, 2, 3}] * 2, 2),  # bound to nothing
+        ([{0, 1, 2, 3}] * 3, 1),
+        ([{0, 1, 2}, {3, 4, 5}], 3),  # each to its own
+        ([{0}, {0}, {0}], 1),
+        ([{0, 1, 2, 3}], 4),
+    ],
+)
+def test_ranks_have_equal_shares_of_their_nodes_cores(
+    bound_to: list[set[int]], cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = SimpleNamespace(size=len(bound_to), allgather=lambda own: bound_to)
+    assert cores_of_rank(node) == cores  # type: ignore[arg-type]
 
 
 def test_ranks_that_compute_on_the_cpu_do_not_look_for_gpus(

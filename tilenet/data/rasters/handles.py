@@ -8,20 +8,45 @@ rasters are gone through in one order again and again (headers, survey, validati
 that were read last none would be open when its turn comes again.
 """
 
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["MOST_OPEN", "READING", "Handles", "Viewed"]
+from tilenet.data.rasters.remedies import JOIN
+from tilenet.errors import TilenetError
+
+__all__ = ["MOST_OPEN", "READING", "Handles", "Viewed", "allow_open_files"]
 
 # GDAL's handles serve one thread at a time, and labels share a cache: readers take turns.
 READING = threading.RLock()
 
 MOST_OPEN = 256  # rasters, each of one file or of those of a stack
 LATEST = 64  # of them, that were read last
+OTHER_FILES = 64  # libraries, sockets, logs
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit where it is below what `count` open files need.
+
+    Raises:
+        TilenetError: The system's own limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    endless = resource.RLIM_INFINITY
+    if hard != endless and hard < count + OTHER_FILES:
+        raise TilenetError(
+            f"a rank holds up to {MOST_OPEN} images and labels open (files: {count}, the system "
+            f"allows: {hard}); raise ulimit -Hn, or join images into fewer files with {JOIN}"
+        )
+    needed = 4 * count + OTHER_FILES  # a file may be opened several times over
+    if soft != endless and soft < needed:
+        limit = needed if hard == endless else min(needed, hard)
+        with suppress(OSError, ValueError):  # macOS has a lower limit than it names
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 class View(Protocol):

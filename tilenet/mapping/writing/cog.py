@@ -48,6 +48,7 @@ from tilenet.mapping.writing.tiff_header import (
 )
 from tilenet.mapping.writing.tile_shares import share_tiles, tile_cost
 from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.node import ranks_of_node
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -339,7 +340,7 @@ def _is_near(comm: "MPI.Comm") -> bool:
     """Whether this rank is on the node of rank 0. Collective."""
     from mpi4py import MPI
 
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    node = ranks_of_node(comm)
     near: bool = node.allreduce(comm.rank == 0, MPI.LOR)
     node.Free()
     return near

@@ -15,6 +15,7 @@ import torch
 
 from tilenet.errors import TilenetError
 from tilenet.parallel.ranks.malloc import keep_freed_buffers
+from tilenet.parallel.ranks.node import cores_of_rank, ranks_of_node
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -137,11 +138,13 @@ class NodePlace:
         rank: Number of the rank on its node.
         size: Number of ranks on the node.
         visible: Names of the GPUs that each of them sees; empty: all see what this rank sees.
+        cores: Cores of the node over its ranks.
     """
 
     rank: int
     size: int
     visible: tuple[tuple[str, ...], ...] = ()
+    cores: int = 1
 
     @property
     def has_own_gpus(self) -> bool:
@@ -152,11 +155,10 @@ class NodePlace:
 
 def find_node_place(comm: "MPI.Comm", device: str | list[str] = "cpu") -> NodePlace:
     """Where this rank stands on its node, with GPUs unless `device` is `cpu`. Collective."""
-    from mpi4py import MPI
-
     gpus = () if device == "cpu" else list_gpus()  # to look at GPUs starts their runtime
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    place = NodePlace(node.rank, node.size, tuple(node.allgather(gpus)))
+    node = ranks_of_node(comm)
+    visible, cores = tuple(node.allgather(gpus)), cores_of_rank(node)
+    place = NodePlace(node.rank, node.size, visible, cores)
     node.Free()
     return place
 
@@ -242,8 +244,7 @@ def _parse(names: list[str], place: NodePlace) -> tuple[torch.device, ...]:
 def _prepare(devices: tuple[torch.device, ...], place: NodePlace) -> tuple[torch.device, ...]:
     if devices[0].type == "cpu":
         if "OMP_NUM_THREADS" not in os.environ:
-            cores = len(os.sched_getaffinity(0))
-            torch.set_num_threads(max(1, cores // place.size))
+            torch.set_num_threads(place.cores)
         keep_freed_buffers()
     else:
         # Before any other call: a stray context would sit on device 0.

@@ -13,6 +13,7 @@ from tilenet.errors import AgreedError
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.comm import agreed, threads_may_call
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices, find_node_place
+from tilenet.parallel.ranks.node import ranks_of_node
 from tilenet.parallel.ranks.tf32 import say_where_no_tf32, tf32_if_asked
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def say_layout(
     """Have rank 0 print the layout of all ranks, and return its lines there. Collective."""
     from mpi4py import MPI
 
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    node = ranks_of_node(comm)
     lowest = node.bcast(comm.rank)
     node.Free()
     gpus = place.visible[place.rank] if place.visible else ()

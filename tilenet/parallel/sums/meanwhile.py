@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tilenet.parallel.ranks.comm import threads_may_call
+from tilenet.parallel.ranks.node import ranks_of_node
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -39,9 +40,7 @@ def sums_pay_meanwhile(comm: "MPI.Intracomm", *, on_devices: bool) -> bool:
         on_devices: Whether some of this rank's gradients are on devices, which compute without its
             cores.
     """
-    from mpi4py import MPI
-
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    node = ranks_of_node(comm)
     facts = node.allgather((sorted(os.sched_getaffinity(0)), torch.get_num_threads()))
     one_node = node.size == comm.size
     node.Free()

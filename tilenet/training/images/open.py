@@ -1,58 +1,29 @@
 """The images of a run: opened, partly held out."""
 
-import resource
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from tilenet.data.collars import share_collars
 from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource, ValidationImage
 from tilenet.data.labels.values import Values
-from tilenet.data.rasters.decoded import keep_decoded
+from tilenet.data.rasters.decoded import decode_in_threads, keep_decoded
 from tilenet.data.rasters.extent import check_units
-from tilenet.data.rasters.handles import MOST_OPEN
+from tilenet.data.rasters.handles import MOST_OPEN, allow_open_files
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.rasters.remedies import JOIN
 from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.data.same_files import SampleFile, check_apart, check_same_files, sample_files
 from tilenet.errors import TilenetError
 from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.parallel.ranks.comm import agreed
+from tilenet.parallel.ranks.node import cores_of_rank, ranks_of_node
 from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.training.config.run_file import RunFile
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-__all__ = [
-    "RunImages", "agree_on_files", "allow_open_files", "open_images",
-]  # fmt: skip
-
-OTHER_FILES = 64  # libraries, sockets, logs
-
-
-def allow_open_files(count: int) -> None:
-    """Raise this process's limit where it is below what `count` open files need.
-
-    Raises:
-        TilenetError: The system's own limit is lower.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    endless = resource.RLIM_INFINITY
-    if hard != endless and hard < count + OTHER_FILES:
-        raise TilenetError(
-            f"a rank holds up to {MOST_OPEN} images and labels open (files: {count}, the system "
-            f"allows: {hard}); raise ulimit -Hn, or join images into fewer files with {JOIN}"
-        )
-    needed = 4 * count + OTHER_FILES  # a file may be opened several times over
-    if soft != endless and soft < needed:
-        limit = needed if hard == endless else min(needed, hard)
-        with suppress(OSError, ValueError):  # macOS has a lower limit than it names
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+__all__ = ["RunImages", "agree_on_files", "open_images"]
 
 
 @dataclass(frozen=True)
@@ -103,8 +74,9 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
         StopAgreed: A rank was asked to stop.
     """
     comm, watchdog = control.comm, control.watchdog
-    node = of_node(comm)
+    node = ranks_of_node(comm)
     keep_decoded(node.size)
+    decode_in_threads(cores_of_rank(node))
     with together(comm, control.stop) as turns:
         pairs = _pairs(run)
         share = pairs[node.rank :: node.size]
@@ -145,13 +117,6 @@ def agree_on_files(opened: RunImages, control: RankControl) -> str:
     digest = check_same_files(opened.files, control.comm)
     share_collars(opened.all_images, control.comm, control.watchdog, control.stop)
     return digest
-
-
-def of_node(comm: "MPI.Intracomm") -> "MPI.Comm":
-    """The ranks of this rank's node. Collective."""
-    from mpi4py import MPI
-
-    return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 
 # Split, path of an image, path of its labels.

@@ -1,0 +1,25 @@
+"""The ranks of a node, and what each of them has of its cores."""
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["cores_of_rank", "ranks_of_node"]
+
+
+def ranks_of_node(comm: "MPI.Comm") -> "MPI.Comm":
+    """The ranks of this rank's node; the caller frees it. Collective."""
+    from mpi4py import MPI
+
+    return comm.Split_type(MPI.COMM_TYPE_SHARED)
+
+
+def cores_of_rank(node: "MPI.Comm") -> int:
+    """Cores of a node over its ranks, whether each is bound to its own or not; 1 at least.
+
+    Collective over the ranks of the node.
+    """
+    bound_to = node.allgather(os.sched_getaffinity(0))
+    return max(1, len(set().union(*bound_to)) // node.size)
