@@ -125,7 +125,7 @@ def _compared(
     )
     problem = random_problem(choose_small_image(question), adopted.layers, 1)
     cpus = (torch.device("cpu"),) * len(plan.balance)
-    devices = RunDevices(cpus, NodePlace(comm.rank, comm.size), [])
+    devices = RunDevices(cpus, NodePlace(comm.rank, comm.size, 1), [])
     mine = copy.deepcopy(module)
     found, reason = compare(plan, problem, mine, "frozen", devices, "host", RankControl(comm))
     if reason:

@@ -311,7 +311,8 @@ def bench(quick: bool, turns: int = 1) -> Found:
             if kind == "scores":
                 busiest = median(one["busiest_cpu_s"] for one in runs[4])
                 claim = (
-                    f"{kind}: CPU seconds with GDAL's driver over those of the busiest of 4 ranks"
+                    f"{kind}: CPU seconds of a rank that copies with GDAL's driver and reads the "
+                    "copy, over the busiest of 4"
                 )
                 claims.append(at_least(claim, median(gdals) / busiest, 5))
     title = f"The end of a map of {SIDE}², {NODE_RANKS} ranks a node, predicted from parts"

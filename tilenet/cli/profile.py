@@ -65,7 +65,7 @@ def profile(options: Namespace) -> Profile:
     check_cells(layers, Window(0, 0, height, width))
     if options.repeats < 1:
         raise TilenetError(f"repeats must be at least 1 (repeats: {options.repeats}); 5 is usual")
-    (device,) = choose_devices(options.device, NodePlace(0, 1))
+    (device,) = choose_devices(options.device, NodePlace(0, 1, len(os.sched_getaffinity(0))))
     if options.precision == "tf32" and not has_tf32(device):
         raise TilenetError(
             f"tf32 is measured where there is TF32, on CUDA devices of compute capability 8 and "

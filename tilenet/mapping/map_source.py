@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from tilenet.data.rasters.decoded import decode_in_threads
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo_rule import HaloRule, halo_rule
@@ -82,14 +81,11 @@ class MapSource:
         )
 
     @classmethod
-    def open(
-        cls, prediction: Prediction, folder: Path, cores: int, stack: ExitStack
-    ) -> "MapSource":
+    def open(cls, prediction: Prediction, folder: Path, stack: ExitStack) -> "MapSource":
         """Open the network and the image; `stack` closes the image.
 
         Args:
             folder: Folder that `prediction.checkpoint` returned.
-            cores: Cores of this rank, which decode the image.
 
         Raises:
             TilenetError: A file is missing, broken, or does not fit the network.
@@ -97,7 +93,6 @@ class MapSource:
         record, network = _open_network(prediction, folder)
         nodata = record.nodata if prediction.nodata is None else prediction.nodata
         bands = prediction.bands or record.wanted_bands
-        decode_in_threads(cores)
         image = stack.enter_context(Raster(prediction.image, bands, record.resolution, nodata))
         if len(image.bands) != len(record.bands):
             raise TilenetError(

@@ -62,7 +62,7 @@ def predict(prediction: Prediction, comm: "MPI.Intracomm | None" = None) -> dict
         place, first = find_node_place(comm, prediction.device), comm.rank == 0
         lock, folder = _begin(prediction, stack, comm)
         with agreed(comm):
-            source = MapSource.open(prediction, folder, place.cores, stack)
+            source = MapSource.open(prediction, folder, stack)
             devices = choose_devices(prediction.device, place, prediction.partitions)
         try:
             share_collars([source.image], comm, watchdog, requests)
@@ -128,7 +128,8 @@ def _job(
     sweeps &= 2 * source.window.width >= source.image.width
     plan = decide_map(source.question(prediction), record.opaque, devices[0], comm, sweeps=sweeps)
     if plan.method == "sweep":
-        source.image.keep_block_rows(ranks_of_node)
+        rows = max(span.read for span in plan.tiling.rows)
+        source.image.keep_block_rows(rows, ranks_of_node)
     read = plan.tiling.tiles[0].read
     with agreed(comm):
         size = read.height, read.width

@@ -56,8 +56,9 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     if plan.host_bytes > question.machine.rank_bytes:
         notes.append(
             f"a node's memory is too small for its ranks (needed: {plan.host_bytes / GIB:.0f} GiB, "
-            f"there is: {question.machine.rank_bytes / GIB:.0f} GiB); take fewer micro-batches or "
-            "ranks per node."
+            f"there is: {question.machine.rank_bytes / GIB:.0f} of "
+            f"{question.machine.host_bytes / GIB:.0f} GiB, the rest is for decoded blocks of "
+            "images); take fewer micro-batches or ranks per node."
         )
     if question.profile is None:
         notes.append(

@@ -307,8 +307,8 @@ def test_no_more_is_read_or_burned_than_a_block_needs(
         assert len(sizes) == 1  # burned once
         labels.read(plain.whole)
         assert len(sizes) == 6
-        before = vector_labels.BURNED.num_bytes
-    assert vector_labels.BURNED.num_bytes == before - 6 * vector_labels.BLOCK_PX**2
+        before = vector_labels.BLOCKS.num_bytes
+    assert vector_labels.BLOCKS.num_bytes == before - 6 * vector_labels.BLOCK_PX**2
 
 
 def test_the_cache_forgets_what_was_used_longest_ago() -> None:
@@ -317,18 +317,18 @@ def test_the_cache_forgets_what_was_used_longest_ago() -> None:
     blocks[4][0, 0] = -1  # needs two bytes
     cache = BlockCache(350)
 
-    def kept(name: str, number: int) -> bool:
-        found = cache.get(name, number, 0)
+    def kept(owner: int, number: int) -> bool:
+        found = cache.get(owner, number, 0)
         assert found is None or np.array_equal(found, blocks[number])
         return found is not None
 
     for number, block in enumerate(blocks[:3]):
-        cache.put("a", number, 0, block)
-    assert (cache.num_bytes, kept("a", 0)) == (300, True)
-    cache.put("b", 4, 0, blocks[4])
+        cache.put(1, number, 0, block)
+    assert (cache.num_bytes, kept(1, 0)) == (300, True)
+    cache.put(2, 4, 0, blocks[4])
     assert cache.num_bytes == 300
-    assert [kept("a", 0), kept("a", 1), kept("a", 2), kept("b", 4)] == [True, False, False, True]
-    cache.put("b", 3, 0, blocks[3])  # larger than all that is allowed: kept, alone
-    assert (cache.num_bytes, kept("b", 3), kept("b", 4)) == (400, True, False)
-    cache.drop("b")
-    assert (cache.num_bytes, kept("b", 3)) == (0, False)
+    assert [kept(1, 0), kept(1, 1), kept(1, 2), kept(2, 4)] == [True, False, False, True]
+    cache.put(2, 3, 0, blocks[3])  # larger than all that is allowed: kept, alone
+    assert (cache.num_bytes, kept(2, 3), kept(2, 4)) == (400, True, False)
+    cache.drop(2)
+    assert (cache.num_bytes, kept(2, 3)) == (0, False)

@@ -1,8 +1,5 @@
 """Blocks are decoded once where memory holds them: counted in bytes read from files."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,12 +8,12 @@ import pytest
 import rasterio
 from affine import Affine
 from mpi4py import MPI
-from rasterio._env import get_gdal_config
-from rasterio.env import set_gdal_config
+from rasterio.env import get_gdal_config, set_gdal_config
 from test_read_ahead_runs import a_run
 
 from tilenet.choices import DECODED_SHARE
 from tilenet.data.rasters import decoded
+from tilenet.data.rasters.block_cache import BLOCKS
 from tilenet.data.rasters.decoded import keep_decoded
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
@@ -26,7 +23,7 @@ from tilenet.mapping.predict import Prediction, predict
 HEIGHT, WIDTH, BLOCK = 512, 1024, 128
 ROW_BYTES = BLOCK * WIDTH * 3 * 2
 LEAST_BYTES = ROW_BYTES // 4
-MEMORY = 44 * ROW_BYTES + 17
+MEMORY = 55 * ROW_BYTES + 17
 SHARE = int(MEMORY * DECODED_SHARE)
 
 
@@ -35,17 +32,18 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(decoded, "CHOSEN_BY_USER", False)
     monkeypatch.setattr(decoded, "LEAST_BYTES", LEAST_BYTES)
     monkeypatch.setattr(decoded, "node_memory_bytes", lambda: MEMORY)
+    monkeypatch.setattr(BLOCKS, "most_bytes", BLOCKS.most_bytes)
     before = get_gdal_config("GDAL_CACHEMAX")
     yield
     set_gdal_config("GDAL_CACHEMAX", before)
 
 
-def write(path: str, values: np.ndarray) -> None:
+def write(path: str, values: np.ndarray, **more: str) -> None:
     blocks = {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK}
     count, height, width = values.shape
     size = {"count": count, "height": height, "width": width, "dtype": "uint16"}
     grid = {"transform": Affine.scale(2)}
-    with rasterio.open(path, "w", driver="GTiff", **size, **blocks, **grid) as file:
+    with rasterio.open(path, "w", driver="GTiff", **size, **blocks, **grid, **more) as file:
         file.write(values)
 
 
@@ -64,11 +62,11 @@ def times_read(path: str, rows: int, passes: int, prepare: Callable[[Raster], ob
 
     with Raster(path, nodata="none") as raster:
         prepare(raster)
-        before = bytes_read()
+        height, before = raster.height, bytes_read()
         for _ in range(passes):
-            for row in range(0, HEIGHT, rows):
-                raster.read(Window(row, 0, min(rows, HEIGHT - row), WIDTH))
-        return (bytes_read() - before) / Path(path).stat().st_size
+            for row in range(0, height, rows):
+                raster.read(Window(row, 0, min(rows, height - row), WIDTH))
+        return (bytes_read() - before) / Path(path.partition("+")[0]).stat().st_size
 
 
 @pytest.mark.parametrize(("ranks", "times"), [(1, 1), (2, 3)])
@@ -81,14 +79,32 @@ def test_blocks_that_a_ranks_share_of_memory_holds_are_decoded_once(
     )
 
 
-@pytest.mark.parametrize("rows", [32, 100, 192])
-def test_strips_of_a_map_decode_each_row_of_blocks_once(path: str, rows: int) -> None:
-    def times(passes: int, ranks: int) -> float:
-        return times_read(path, rows, passes, lambda raster: raster.keep_block_rows(ranks))
+@pytest.mark.parametrize("interleave", ["pixel", "band"])
+@pytest.mark.parametrize("rows", [32, 100, 192, 330])
+def test_strips_of_a_map_decode_each_row_of_blocks_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, interleave: str
+) -> None:
+    monkeypatch.setattr(decoded, "node_memory_bytes", lambda: 10 * MEMORY)
+    path = str(tmp_path / "image.tif")
+    values = np.random.default_rng(3).integers(0, 1 << 16, (3, 8 * BLOCK, WIDTH), np.uint16)
+    write(path, values, interleave=interleave)
+    both = f"{path}+{path}"  # of a stack bands are read one after another
 
-    assert times(1, ranks=1) == pytest.approx(1, 0.05)
-    assert times(2, ranks=1) == pytest.approx(2, 0.05)  # no more than two rows are kept
-    assert times(1, ranks=100) > 1.2  # nor more than a rank's share
+    def times(path: str, passes: int, ranks: int = 1) -> float:
+        set_gdal_config("GDAL_CACHEMAX", LEAST_BYTES)
+        return times_read(path, rows, passes, lambda raster: raster.keep_block_rows(rows, ranks))
+
+    assert times(path, 1) == pytest.approx(1, 0.05)
+    assert times(path, 2) == pytest.approx(2, 0.05)  # not the whole image is kept
+    assert times(both, 1) == pytest.approx(2, 0.05)
+    assert times(path, 1, ranks=1000) > 1.1  # nor more than a rank's share
+
+
+def test_a_map_amid_a_run_leaves_the_runs_blocks(path: str) -> None:
+    keep_decoded(1)
+    with Raster(path) as raster:
+        raster.keep_block_rows(1, 1)
+    assert get_gdal_config("GDAL_CACHEMAX") == SHARE - SHARE // 5
 
 
 def test_the_users_own_word_holds(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,37 +113,13 @@ def test_the_users_own_word_holds(path: str, monkeypatch: pytest.MonkeyPatch) ->
     assert times_read(path, BLOCK, 3, lambda raster: keep_decoded(1)) == pytest.approx(3, 0.05)
 
 
-THREADS = """
-import os, sys
-from tilenet.data.rasters.decoded import decode_in_threads
-from tilenet.data.rasters.raster import Raster
-decode_in_threads(int(sys.argv[2]))
-with Raster(sys.argv[1]) as raster:
-    before = len(os.listdir("/proc/self/task"))
-    raster.read(raster.whole)
-    print(len(os.listdir("/proc/self/task")) - before)
-"""
-
-
-@pytest.mark.parametrize(
-    ("count", "of_user", "more"), [(1, None, 0), (3, None, 3), (3, "1", 0), (1, "2", 2)]
-)
-def test_blocks_are_decoded_by_threads(
-    path: str, count: int, of_user: str | None, more: int
-) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "GDAL_NUM_THREADS"}
-    if of_user:
-        environment["GDAL_NUM_THREADS"] = of_user
-    command = [sys.executable, "-c", THREADS, path, str(count)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert int(ended.stdout) == more
-
-
 @pytest.mark.ranks(1, 2)
 def test_runs_keep_a_ranks_share(comm: MPI.Intracomm, shared_path: Path) -> None:
     run = a_run(comm, shared_path)
     assert train(run, comm=comm) == 0
-    assert get_gdal_config("GDAL_CACHEMAX") == SHARE // comm.size
+    share = SHARE // comm.size
+    assert BLOCKS.most_bytes == share // 5
+    assert get_gdal_config("GDAL_CACHEMAX") == share - share // 5
 
 
 def test_swept_maps_keep_two_rows_of_blocks(tmp_path: Path) -> None:
@@ -138,8 +130,8 @@ def test_swept_maps_keep_two_rows_of_blocks(tmp_path: Path) -> None:
     image = str(tmp_path / "large.tif")
     write(image, np.random.default_rng(5).integers(1, 99, (bands, 700, 1100), np.uint16))
     prediction = Prediction(run.output, image, str(tmp_path / "map.tif"))
+    set_gdal_config("GDAL_CACHEMAX", LEAST_BYTES)
     assert predict(prediction, MPI.COMM_SELF)["method"] == "sweep"
     with Raster(image) as raster:
-        rows = 2 * raster.stack.block_row_bytes
-    assert LEAST_BYTES < rows < SHARE
-    assert get_gdal_config("GDAL_CACHEMAX") == rows
+        rows = 2 * BLOCK * raster.stack.row_bytes
+    assert rows < get_gdal_config("GDAL_CACHEMAX") < 2 * rows < SHARE

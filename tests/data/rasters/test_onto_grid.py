@@ -144,7 +144,7 @@ def test_pixels_are_the_same_in_any_window(
     with Raster(path) as raster:
         whole = raster.read(raster.whole)
     assert whole.valid.any()
-    monkeypatch.setattr(onto_grid, "READ", BlockCache(1))  # the last block, and no other
+    monkeypatch.setattr(onto_grid, "BLOCKS", BlockCache(1))  # the last block, and no other
     with Raster(path) as one, Raster(path) as other:
         for window in windows(8):
             assert same(one.read(window), whole, window)

@@ -49,26 +49,36 @@ def test_places_count_the_ranks_of_a_node_and_gather_what_each_sees(
     monkeypatch.setattr(devices, "list_gpus", lambda: (f"GPU-{comm.rank}", "GPU-9"))
     places = comm.allgather(find_node_place(comm, "auto"))
     shown = tuple((f"GPU-{rank}", "GPU-9") for rank in range(comm.size))
-    cores = max(1, len(os.sched_getaffinity(0)) // comm.size)  # tests do not bind ranks
-    assert places == [NodePlace(rank, comm.size, shown, cores) for rank in range(comm.size)]
+    own = comm.allgather(len(os.sched_getaffinity(0)))
+    assert [place.rank for place in places] == list(range(comm.size))
+    assert {(place.size, place.visible) for place in places} == {(comm.size, shown)}
+    assert all(1 <= place.cores <= most for place, most in zip(places, own, strict=True))
 
 
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("bound_to", "cores"),
     [
-        ([{0, 1, 2, 3}] * 2, 2),  # bound to nothing
-        ([{0, 1, 2, 3}] * 3, 1),
-        ([{0, 1, 2}, {3, 4, 5}], 3),  # each to its own
-        ([{0}, {0}, {0}], 1),
-        ([{0, 1, 2, 3}], 4),
+        ([{0, 1, 2, 3}] * 2, [2, 2]),  # bound to nothing
+        ([{0, 1, 2, 3}] * 3, [1, 1, 1]),
+        ([{0, 1, 2}, {3, 4, 5}], [3, 3]),  # each to its own
+        ([{0}, {0}, {0}], [1, 1, 1]),
+        ([{0}, {1, 2, 3, 4, 5}], [1, 3]),
+        ([{0, 1, 2, 3}], [4]),
     ],
 )
-def test_ranks_have_equal_shares_of_their_nodes_cores(
-    bound_to: list[set[int]], cores: int, monkeypatch: pytest.MonkeyPatch
+def test_ranks_share_the_cores_of_their_node(
+    bound_to: list[set[int]], cores: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = SimpleNamespace(size=len(bound_to), allgather=lambda own: bound_to)
-    assert cores_of_rank(node) == cores  # type: ignore[arg-type]
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    for own in bound_to:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, own=own: own)
+        node = SimpleNamespace(size=len(bound_to), allgather=lambda own: bound_to)
+        place = NodePlace(0, 1, cores_of_rank(node))  # type: ignore[arg-type]
+        choose_devices("cpu", place)
+    assert threads == cores
 
 
 def test_ranks_that_compute_on_the_cpu_do_not_look_for_gpus(
@@ -106,7 +116,7 @@ def test_two_ranks_on_one_gpu_are_refused_on_both(
     ],
 )
 def test_own_devices_are_those_that_no_other_rank_sees(shown: list[list[str]], own: bool) -> None:
-    place = NodePlace(0, max(1, len(shown)), tuple(tuple(names) for names in shown))
+    place = NodePlace(0, max(1, len(shown)), 1, tuple(tuple(names) for names in shown))
     assert place.has_own_gpus == own
 
 
@@ -143,34 +153,34 @@ def cuda(*numbers: int) -> tuple[torch.device, ...]:
 
 @pytest.mark.ranks  # no rank is needed
 def test_each_partition_of_each_rank_has_a_device(two_gpus: list[torch.device]) -> None:
-    assert choose_devices("auto", NodePlace(1, 2)) == cuda(1)
-    assert choose_devices("auto", NodePlace(0, 1), 2) == cuda(0, 1)
+    assert choose_devices("auto", NodePlace(1, 2, 1)) == cuda(1)
+    assert choose_devices("auto", NodePlace(0, 1, 1), 2) == cuda(0, 1)
     own = tuple((f"{rank}a", f"{rank}b") for rank in range(3))
-    assert choose_devices("cuda", NodePlace(2, 3, own)) == cuda(0)
-    assert choose_devices("cuda", NodePlace(2, 3, own), 2) == cuda(0, 1)
+    assert choose_devices("cuda", NodePlace(2, 3, 1, own)) == cuda(0)
+    assert choose_devices("cuda", NodePlace(2, 3, 1, own), 2) == cuda(0, 1)
     assert two_gpus == list(cuda(1, 0, 0, 0))
-    assert choose_devices("cpu", NodePlace(1, 2), 3) == (torch.device("cpu"),) * 3
+    assert choose_devices("cpu", NodePlace(1, 2, 1), 3) == (torch.device("cpu"),) * 3
     with pytest.raises(TilenetError, match=r"ranks on this node: 3, partitions: 1, devices .* 2"):
-        choose_devices("auto", NodePlace(0, 3))
+        choose_devices("auto", NodePlace(0, 3, 1))
     with pytest.raises(TilenetError, match=r"ranks on this node: 2, partitions: 2, devices .* 2"):
-        choose_devices("auto", NodePlace(0, 2), 2)
+        choose_devices("auto", NodePlace(0, 2, 1), 2)
 
 
 @pytest.mark.ranks  # no rank is needed
 def test_devices_may_be_named(two_gpus: list[torch.device]) -> None:
-    assert choose_devices(["cuda:1", "cuda:1", "cuda:0"], NodePlace(0, 1)) == cuda(1, 1, 0)
-    assert choose_devices(["cuda"], NodePlace(0, 1)) == cuda(0)
+    assert choose_devices(["cuda:1", "cuda:1", "cuda:0"], NodePlace(0, 1, 1)) == cuda(1, 1, 0)
+    assert choose_devices(["cuda"], NodePlace(0, 1, 1)) == cuda(0)
     assert two_gpus == list(cuda(1, 0))
     for names in (["cuda:2"], ["tpu:0"], ["no device"], ["mps"]):
         with pytest.raises(TilenetError, match="a device is cpu, cuda:<number> or xpu:<number>"):
-            choose_devices(names, NodePlace(0, 1))
+            choose_devices(names, NodePlace(0, 1, 1))
     with pytest.raises(TilenetError, match=r"belong to one rank .ranks on this node: 2"):
-        choose_devices(["cuda:0"], NodePlace(0, 2))
-    assert choose_devices(["cuda:0"], NodePlace(1, 2, (("a", "b"), ("c", "d")))) == cuda(0)
+        choose_devices(["cuda:0"], NodePlace(0, 2, 1))
+    assert choose_devices(["cuda:0"], NodePlace(1, 2, 1, (("a", "b"), ("c", "d")))) == cuda(0)
     with pytest.raises(TilenetError, match=r"belong to one rank .ranks on this node: 2"):
-        choose_devices(["cuda:0"], NodePlace(1, 2, (("a", "b"), ("a", "b"))))
+        choose_devices(["cuda:0"], NodePlace(1, 2, 1, (("a", "b"), ("a", "b"))))
     with pytest.raises(TilenetError, match="of one type"):
-        choose_devices(["cpu", "cuda:0"], NodePlace(0, 1))
+        choose_devices(["cpu", "cuda:0"], NodePlace(0, 1, 1))
 
 
 @pytest.fixture
@@ -192,19 +202,19 @@ def xpu(*numbers: int) -> tuple[torch.device, ...]:
 
 @pytest.mark.ranks  # no rank is needed
 def test_ranks_share_intels_gpus_out_by_the_same_rule(two_tiles: list[torch.device]) -> None:
-    assert choose_devices("auto", NodePlace(1, 2)) == xpu(1)
-    assert choose_devices("xpu", NodePlace(1, 2, (("a", "b"), ("a", "b")))) == xpu(1)
-    assert choose_devices("xpu", NodePlace(1, 2, (("a",), ("b",)))) == xpu(0)
-    assert choose_devices(["xpu:1"], NodePlace(0, 1)) == xpu(1)
+    assert choose_devices("auto", NodePlace(1, 2, 1)) == xpu(1)
+    assert choose_devices("xpu", NodePlace(1, 2, 1, (("a", "b"), ("a", "b")))) == xpu(1)
+    assert choose_devices("xpu", NodePlace(1, 2, 1, (("a",), ("b",)))) == xpu(0)
+    assert choose_devices(["xpu:1"], NodePlace(0, 1, 1)) == xpu(1)
     assert two_tiles == list(xpu(1, 1, 0, 1))
     with pytest.raises(TilenetError, match=r"ranks on this node: 3, partitions: 1, devices .* 2"):
-        choose_devices("auto", NodePlace(0, 3))
+        choose_devices("auto", NodePlace(0, 3, 1))
     with pytest.raises(TilenetError, match=r"of one type .*'cpu', 'xpu:0'"):
-        choose_devices(["cpu", "xpu:0"], NodePlace(0, 1))
+        choose_devices(["cpu", "xpu:0"], NodePlace(0, 1, 1))
     with pytest.raises(TilenetError, match=r"device: xpu:2, .* 0 cuda, 2 xpu"):
-        choose_devices(["xpu:2"], NodePlace(0, 1))
+        choose_devices(["xpu:2"], NodePlace(0, 1, 1))
     with pytest.raises(TilenetError, match=r"belong to one rank .*set device: xpu,"):
-        choose_devices(["xpu:0"], NodePlace(0, 2))
+        choose_devices(["xpu:0"], NodePlace(0, 2, 1))
 
 
 @pytest.mark.ranks  # no rank is needed
@@ -213,7 +223,7 @@ def test_a_rank_has_one_partition_on_intels_gpus(
     two_tiles: list[torch.device], device: str | list[str]
 ) -> None:
     with pytest.raises(TilenetError, match=r"of CUDA or ROCm .*partitions: 2\); use partitions: 1"):
-        choose_devices(device, NodePlace(0, 1), 2)
+        choose_devices(device, NodePlace(0, 1, 1), 2)
     assert two_tiles == []
 
 
@@ -225,14 +235,14 @@ def test_gpus_without_float64_are_refused_and_not_taken(
         torch.xpu, "get_device_properties", lambda _: SimpleNamespace(has_fp64=False)
     )
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda _: "Intel Arc A770")
-    assert choose_devices("auto", NodePlace(2, 4)) == (torch.device("cpu"),)
+    assert choose_devices("auto", NodePlace(2, 4, 1)) == (torch.device("cpu"),)
     for device in ("xpu", ["xpu:1"]):
         with pytest.raises(TilenetError, match=r"compute in float64.*Arc A770\); set device: cpu"):
-            choose_devices(device, NodePlace(0, 1))
+            choose_devices(device, NodePlace(0, 1, 1))
     assert two_tiles == []
 
 
 @pytest.mark.ranks  # no rank is needed
 def test_other_gpus_than_torch_sees_are_refused(two_tiles: list[torch.device]) -> None:
     with pytest.raises(TilenetError, match=r"device: cuda, torch sees: xpu\); set device: xpu$"):
-        choose_devices("cuda", NodePlace(0, 1, (("a", "b"),)))
+        choose_devices("cuda", NodePlace(0, 1, 1, (("a", "b"),)))

@@ -1,6 +1,6 @@
 """Labels burned from polygons, block by block: no vector becomes a raster of the whole image."""
 
-from itertools import count, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from rasterio.features import rasterize
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.labels.vector_layer import Polygons, VectorLayer
-from tilenet.data.rasters.block_cache import BlockCache
+from tilenet.data.rasters.block_cache import BLOCKS, OWNERS
 from tilenet.data.rasters.bounds import bounds_of
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
@@ -24,9 +24,6 @@ __all__ = ["VectorLabels"]
 BLOCK_PX = 512
 # Burned around a block and cut off, so that GDAL's edge effects stay out of labels.
 MARGIN_PX = 2
-
-BURNED = BlockCache(64 << 20)  # of all label files of the process, as GDAL's cache is
-NUMBERS = count()  # label files of the process, for the cache
 
 
 class VectorLabels(LabelSource):
@@ -47,12 +44,12 @@ class VectorLabels(LabelSource):
     def __init__(self, path: str, image: Raster, ignore_index: int, keys: VectorKeys) -> None:
         self.path, self.ignore_index, self.keys = path, ignore_index, keys
         self._layer = VectorLayer(path, image, keys)
-        self._number = next(NUMBERS)
+        self._number = next(OWNERS)
         self._transform = image.transform
         self.height, self.width = image.size
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state | {"_number": next(NUMBERS)}  # another rank's number is taken here
+        self.__dict__ |= state | {"_number": next(OWNERS)}  # another rank's number is taken here
 
     @property
     def layer(self) -> VectorLayer:
@@ -61,7 +58,7 @@ class VectorLabels(LabelSource):
 
     def close(self) -> None:
         """Forget burned blocks; the file is only open while it is read."""
-        BURNED.drop(self._number)
+        BLOCKS.drop(self._number)
 
     def _read_inside(self, window: Window) -> NDArray[np.int64]:
         rows = range(window.row // BLOCK_PX, -(-(window.row + window.height) // BLOCK_PX))
@@ -69,7 +66,7 @@ class VectorLabels(LabelSource):
         blocks = {}
         missing = []
         for place in product(rows, cols):
-            block = BURNED.get(self._number, *place)
+            block = BLOCKS.get(self._number, *place)
             if block is None:
                 missing.append(place)
             else:
@@ -79,7 +76,7 @@ class VectorLabels(LabelSource):
             polygons, classes = self._polygons(_pixels(*first, *(last - first)))
             for place in missing:
                 block = self._burn(polygons, classes, _pixels(*place, 1, 1))
-                BURNED.put(self._number, *place, block)
+                BLOCKS.put(self._number, *place, block)
                 blocks[place] = block
         labels = np.empty((window.height, window.width), np.int64)
         for (row, col), block in blocks.items():

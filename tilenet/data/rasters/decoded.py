@@ -1,4 +1,4 @@
-"""Blocks of files, which GDAL decodes on several cores, and keeps: what is read again costs little.
+"""Memory for blocks of files that were decoded: what is read of them again costs little.
 
 A crop of 128² px lies in one block of 512² px or in up to four, and all of them are decoded. Crops
 at random places read each block again and again, and strips of a map each row of blocks.
@@ -6,37 +6,37 @@ at random places read each block again and again, and strips of a map each row o
 
 import os
 
-from rasterio.env import set_gdal_config
+from rasterio.env import get_gdal_config, set_gdal_config
 
 from tilenet.choices import DECODED_SHARE
+from tilenet.data.rasters.block_cache import BLOCKS
 from tilenet.parallel.health.node_memory import node_memory_bytes
 
-__all__ = ["LEAST_BYTES", "decode_in_threads", "keep_decoded"]
+__all__ = ["LEAST_BYTES", "keep_decoded", "keep_rows"]
 
 LEAST_BYTES = 64 << 20  # the blocks that neighbouring tiles share
 CHOSEN_BY_USER = "GDAL_CACHEMAX" in os.environ
 
 
-def keep_decoded(ranks_of_node: int, most_bytes: int | None = None) -> None:
-    """Let GDAL keep decoded blocks in this rank's part of `DECODED_SHARE` of the node's memory.
+def keep_decoded(ranks_of_node: int) -> None:
+    """Keep blocks in this rank's part of `DECODED_SHARE` of the node's memory.
 
-    GDAL's own default is 5 % of the node's memory *per process*: of 40 ranks twice the memory. What
+    GDAL keeps decoded ones in four fifths of it; the rest is for burned and resampled ones. GDAL's
+    own default is 5 % of the node's memory *per process*: of 40 ranks twice the memory. What
     `GDAL_CACHEMAX` says in the environment holds.
-
-    Args:
-        most_bytes: What is of use, if less; None: all blocks are.
     """
-    share = int(node_memory_bytes() * DECODED_SHARE) // ranks_of_node
-    _allow(share if most_bytes is None else min(share, most_bytes))
+    share = _share(ranks_of_node)
+    BLOCKS.most_bytes = max(LEAST_BYTES, share // 5)
+    _allow(share - share // 5)
 
 
-def decode_in_threads(count: int) -> None:
-    """Let GDAL decode the blocks of a window side by side, of files that are opened from now on.
+def keep_rows(num_bytes: int, ranks_of_node: int) -> None:
+    """Have GDAL keep so many bytes of decoded blocks, or a rank's part, unless it keeps more."""
+    _allow(max(min(num_bytes, _share(ranks_of_node)), int(get_gdal_config("GDAL_CACHEMAX"))))
 
-    Of GeoTIFFs and some other formats. What `GDAL_NUM_THREADS` says in the environment holds.
-    """
-    if count > 1 and "GDAL_NUM_THREADS" not in os.environ:
-        set_gdal_config("GDAL_NUM_THREADS", count)
+
+def _share(ranks_of_node: int) -> int:
+    return int(node_memory_bytes() * DECODED_SHARE) // ranks_of_node
 
 
 def _allow(num_bytes: int) -> None:

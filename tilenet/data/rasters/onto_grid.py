@@ -12,7 +12,6 @@ those without data do not count.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from rasterio.vrt import WarpedVRT
 from rasterio.warp import transform
 from rasterio.windows import Window as FileWindow
 
-from tilenet.data.rasters.block_cache import BlockCache
+from tilenet.data.rasters.block_cache import BLOCKS, OWNERS
 from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
 from tilenet.data.rasters.location import remedy_when_read
 from tilenet.data.rasters.opening import GDAL_ERRORS, dtypes_of, reason
@@ -37,10 +36,6 @@ from tilenet.geometry.windows import Window, overlap
 __all__ = ["BLOCK_PX", "OntoGrid", "resampling_notes"]
 
 BLOCK_PX = 256
-# A window of pixels and the planes (C, h, w) of their values, then of where they are valid.
-READ = BlockCache(64 << 20)  # of all such files of the process, as GDAL's cache is
-NUMBERS = count()  # such files of the process, for the cache
-
 TOLERANCE_PX = 1e-9  # within which GDAL draws lines instead of moving pixels; rasterio takes no 0
 # Four pixels are interpolated, however wide GDAL finds them in a block, and all are read.
 KERNEL = {"XSCALE": 1, "YSCALE": 1, "SOURCE_EXTRA": 16, "SAMPLE_GRID": True}
@@ -82,7 +77,7 @@ class OntoGrid:
             self._source["src_nodata"] = nodata
         elif file.nodata is None and real and not self._alpha:
             self._source["src_nodata"] = np.nan  # or else it would make its neighbours NaN
-        self._number = next(NUMBERS)
+        self._number = next(OWNERS)
         self._view = self._opened(first.transform, first.shape, Resampling[self.method])
 
     def _opened(self, grid: Affine, size: tuple[int, int], resampling: Resampling) -> Any:
@@ -105,7 +100,7 @@ class OntoGrid:
 
     def close(self) -> None:
         """Close the view, and forget what was read."""
-        READ.drop(self._number)
+        BLOCKS.drop(self._number)
         self._view.close()
 
     @property
@@ -150,11 +145,12 @@ class OntoGrid:
         return planes
 
     def _block(self, block: Window) -> NDArray[Any]:
+        """Planes (C, h, w) of a block's values, then of where they are valid."""
         place = self._number, block.row, block.col
-        planes = READ.get(*place)
+        planes = BLOCKS.get(*place)
         if planes is None:
             planes = self._planes(self._view, block, block)
-            READ.put(*place, planes)
+            BLOCKS.put(*place, planes)
         return planes
 
     def _sampled(self, window: Window, size: tuple[int, int]) -> NDArray[Any]:

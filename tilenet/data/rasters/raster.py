@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tilenet.data.rasters.bands import BandNames, band_numbers
 from tilenet.data.rasters.collar import Collar, Runs, collar_strips, strip_runs
-from tilenet.data.rasters.decoded import keep_decoded
+from tilenet.data.rasters.decoded import keep_rows
 from tilenet.data.rasters.georeferencing import Georeferencing
 from tilenet.data.rasters.handles import READING
 from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster
@@ -187,9 +187,10 @@ class Raster:
         """Height and width of the file's own pixels."""
         return int(self._files.height), int(self._files.width)
 
-    def keep_block_rows(self, ranks_of_node: int) -> None:
-        """Let GDAL keep what strips of a map read again: the row of blocks where one ends."""
-        keep_decoded(ranks_of_node, 2 * self._files.block_row_bytes)
+    def keep_block_rows(self, rows: int, ranks_of_node: int) -> None:
+        """Have GDAL keep the blocks that a strip of so many rows lies in: the next reads some."""
+        block_rows = self._files.block_rows
+        keep_rows((rows * self.factor + 2 * block_rows) * self._files.row_bytes, ranks_of_node)
 
     @property
     def facts(self) -> str:

@@ -154,9 +154,9 @@ class FileStack:
         return max(rows, BLOCK_PX) if self._apart else rows
 
     @property
-    def block_row_bytes(self) -> int:
-        """Bytes of the highest blocks across the image, decoded."""
-        return self.width * self.block_rows * sum(np.dtype(name).itemsize for name in self.dtypes)
+    def row_bytes(self) -> int:
+        """Bytes of a row of pixels of all bands."""
+        return self.width * sum(np.dtype(name).itemsize for name in self.dtypes)
 
     @property
     def datasets(self) -> tuple[Any, ...]:

@@ -7,22 +7,33 @@ from pathlib import Path
 __all__ = ["node_memory_bytes"]
 
 CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def node_memory_bytes() -> int:
     """Physical memory, or the least limit of the containers and batch jobs that hold the process.
 
-    Limits are those of cgroups of version 2, of the process's own group and the groups above it.
+    Limits are those of the process's own control group and the groups above it (cgroups of version
+    1 and 2), and what Slurm says of the job.
     """
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    own = "/"
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with suppress(KeyError, ValueError):
+        limits.append(int(os.environ["SLURM_MEM_PER_NODE"]) << 20 or limits[0])  # 0: all of it
+    for folder, name in _groups():
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            limits.append(int((folder / name).read_text()))
+    return min(limits)
+
+
+def _groups() -> list[tuple[Path, str]]:
+    """Folders of the groups, and names of the files that hold the limits of their memory."""
+    groups = [(CGROUPS, "memory.max")]  # in a container they may be all that is seen
     with suppress(OSError):
-        for line in OWN_CGROUP.read_text().splitlines():
-            own = line.removeprefix("0::") if line.startswith("0::") else own
-    group = CGROUPS / own.strip("/")
-    for folder in (group, *group.parents):
-        if folder.is_relative_to(CGROUPS):
-            with suppress(OSError, ValueError):  # no such file, or "max"
-                memory = min(memory, int((folder / "memory.max").read_text()))
-    return memory
+        for line in OWN_CGROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            parts = Path(path).parts[1:]
+            if ".." not in parts and controllers in ("", "memory"):
+                top = CGROUPS / controllers
+                name = "memory.limit_in_bytes" if controllers else "memory.max"
+                groups += [(top.joinpath(*parts[:n]), name) for n in range(len(parts) + 1)]
+    return groups

@@ -137,14 +137,14 @@ class NodePlace:
     Attributes:
         rank: Number of the rank on its node.
         size: Number of ranks on the node.
+        cores: The rank's share of the node's cores.
         visible: Names of the GPUs that each of them sees; empty: all see what this rank sees.
-        cores: Cores of the node over its ranks.
     """
 
     rank: int
     size: int
+    cores: int
     visible: tuple[tuple[str, ...], ...] = ()
-    cores: int = 1
 
     @property
     def has_own_gpus(self) -> bool:
@@ -158,7 +158,7 @@ def find_node_place(comm: "MPI.Comm", device: str | list[str] = "cpu") -> NodePl
     gpus = () if device == "cpu" else list_gpus()  # to look at GPUs starts their runtime
     node = ranks_of_node(comm)
     visible, cores = tuple(node.allgather(gpus)), cores_of_rank(node)
-    place = NodePlace(node.rank, node.size, visible, cores)
+    place = NodePlace(node.rank, node.size, cores, visible)
     node.Free()
     return place
 

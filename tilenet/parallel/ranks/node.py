@@ -17,9 +17,10 @@ def ranks_of_node(comm: "MPI.Comm") -> "MPI.Comm":
 
 
 def cores_of_rank(node: "MPI.Comm") -> int:
-    """Cores of a node over its ranks, whether each is bound to its own or not; 1 at least.
+    """A rank's share of its node's cores, whether it is bound to some or not; 1 at least.
 
     Collective over the ranks of the node.
     """
-    bound_to = node.allgather(os.sched_getaffinity(0))
-    return max(1, len(set().union(*bound_to)) // node.size)
+    own = os.sched_getaffinity(0)
+    cores = set().union(*node.allgather(own))
+    return max(1, min(len(own), len(cores) // node.size))

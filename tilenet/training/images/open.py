@@ -10,7 +10,7 @@ from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource, ValidationImage
 from tilenet.data.labels.values import Values
-from tilenet.data.rasters.decoded import decode_in_threads, keep_decoded
+from tilenet.data.rasters.decoded import keep_decoded
 from tilenet.data.rasters.extent import check_units
 from tilenet.data.rasters.handles import MOST_OPEN, allow_open_files
 from tilenet.data.rasters.raster import Raster
@@ -19,7 +19,7 @@ from tilenet.data.same_files import SampleFile, check_apart, check_same_files, s
 from tilenet.errors import TilenetError
 from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.parallel.ranks.comm import agreed
-from tilenet.parallel.ranks.node import cores_of_rank, ranks_of_node
+from tilenet.parallel.ranks.node import ranks_of_node
 from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.training.config.run_file import RunFile
 
@@ -76,7 +76,6 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
     comm, watchdog = control.comm, control.watchdog
     node = ranks_of_node(comm)
     keep_decoded(node.size)
-    decode_in_threads(cores_of_rank(node))
     with together(comm, control.stop) as turns:
         pairs = _pairs(run)
         share = pairs[node.rank :: node.size]
