@@ -8,6 +8,7 @@ from affine import Affine
 from numpy.typing import NDArray
 from rasterio.features import rasterize
 
+from tilenet.data.labels.far_corners import without_far_corners
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.labels.vector_layer import Polygons, VectorLayer
@@ -111,8 +112,13 @@ class VectorLabels(LabelSource):
         order = {label: place for place, label in enumerate(self.keys.priority or [])}
         ranks = [order.get(int(classes[number]), -1) for number in near]
         near = near[np.argsort(ranks, kind="stable")]
+        shapes = without_far_corners(polygons.shapes[near], self._transform, place)
+        pairs = zip(shapes, classes[near].astype(float).tolist(), strict=True)
+        reaching = [(shape, label) for shape, label in pairs if shape is not None]
+        if not reaching:
+            return np.full((window.height, window.width), background, np.int64)
         burned = rasterize(
-            [(polygons.shapes[number], float(classes[number])) for number in near],
+            reaching,
             out_shape=(place.height, place.width),
             fill=background,
             transform=self._transform @ Affine.translation(place.col, place.row),
