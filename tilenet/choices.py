@@ -7,7 +7,9 @@ __all__ = [
     "Pipelining", "Precision",
 ]  # fmt: skip
 
-DECODED_SHARE = 0.1  # of a node's memory, for blocks of images that GDAL has decoded
+DECODED_SHARE = (
+    0.1  # of a node's memory, for blocks of files that were decoded, burned or resampled
+)
 READ_AHEAD = 2  # micro-batches that are read before they are needed, unless the run file says more
 VALUE_LOSSES = "l1", "l2", "huber"  # of a regression; the others are of classes
 

@@ -81,14 +81,65 @@ def test_each_shape_has_its_own_place_in_the_list() -> None:
     assert found[1] == {"type": "MultiPolygon", "coordinates": [[corners]]}
 
 
-def test_a_ring_turns_as_it_did_where_gdal_goes_by_its_area() -> None:
-    """Corners so close that GDAL takes them for one: the edge along a row stays burned, or not."""
-    corners = np.array(
-        [(-1.5, 26.5), (-2, 26.5), (33.5, 2), (54.5, -27), (62.5, -14.5), (51.5, -15.5)]
-    )
-    grid, window = GRIDS["degrees"], Window(11, -12, 44, 61)
-    whole = Polygon(np.column_stack(grid @ tuple(corners.T)))
+CLOSE = [(-1.5, 26.5), (-2, 26.5), (33.5, 2), (54.5, -27), (62.5, -14.5), (51.5, -15.5)]
+BAY = [(2, 8.5), (2, -3), (2, -40), (18, -40), (18, -3), (18, 8.5), (11, 8.5), (11, -30)]
+BAY += [(9, -30), (9, 8.5)]
+FLAT = [
+    (10.5, -3.5), (-8, -3.5), (18.5, -3.5), (-14.5, -3.5), (12, -9.5), (-2, -3.5), (13.5, -10),
+    (14.5, -3.5), (-14.5, -1.5), (-56, -3.5), (-35.5, -12.5), (-39.5, -3.5), (-21, -3.5),
+    (-47.5, -3.5), (-14.5, -3.5), (-41, -9.5), (-27, -3.5), (-42.5, -10), (-43.5, -3.5),
+    (-14.5, -1.5), (-14.5, -1.5), (27, -3.5), (6.5, -12.5),
+]  # fmt: skip
+FINE = Affine(0.3, 0, 600000.7, 0, -0.3, 5300000.1)
+
+
+@pytest.mark.parametrize(
+    ("corners", "grid", "window"),
+    [
+        # So close that GDAL takes corners for one, and goes by the area.
+        pytest.param(CLOSE, GRIDS["degrees"], Window(11, -12, 44, 61), id="close"),
+        # Without its lowest corners it would turn the other way.
+        pytest.param(BAY, Affine.identity(), Window(0, 0, 20, 20), id="bay"),
+        pytest.param(BAY[::-1], Affine.identity(), Window(0, 0, 20, 20), id="bay, the other way"),
+        # Of an area of which only rounding is left.
+        pytest.param(FLAT, FINE, Window(-12, -22, 24, 24), id="flat"),
+    ],
+)
+def test_rings_turn_as_they_did(
+    corners: list[tuple[float, float]], grid: Affine, window: Window
+) -> None:
+    """By that GDAL decides which edges along a row it burns."""
+    whole = Polygon(np.column_stack(grid @ tuple(np.array(corners).T)))
     (near,) = without_far_corners(np.array([whole], object), grid, window)
     place = grid @ Affine.translation(window.col, window.row)
     wanted = rasterize([(whole, 1)], (window.height, window.width), transform=place)
+    assert 0 < wanted.sum() < wanted.size
     assert np.array_equal(rasterize([(near, 1)], wanted.shape, transform=place), wanted)
+
+
+def square(left: float) -> Polygon:
+    return shapely.box(left, 3, left + 9, 12)
+
+
+SPIKE = shapely.from_wkt("POLYGON ((15 5, 17 5, 15 5))")
+
+
+@pytest.mark.parametrize(
+    ("shape", "burned"),
+    [
+        (GeometryCollection([GeometryCollection([MultiPolygon([square(2)])])]), 81),
+        (GeometryCollection([square(2), GeometryCollection([MultiPolygon([square(20)])])]), 162),
+        (MultiPolygon([square(500), SPIKE, square(2)]), 81),
+        (MultiPolygon([SPIKE, square(2)]), 81),  # rasterio alone leaves this one out
+        (GeometryCollection([Polygon(), square(2)]), 81),
+        (Polygon(), 0),
+    ],
+)
+def test_all_parts_are_burned(shape: BaseGeometry, burned: int) -> None:
+    shapes = np.array([shape, square(2)], object)[:1]
+    (near,) = without_far_corners(shapes, Affine.identity(), Window(0, 0, 40, 40))
+    assert (0 if near is None else rasterize([(near, 1)], (40, 40)).sum()) == burned
+
+
+def test_no_shapes() -> None:
+    assert without_far_corners(np.array([], object), Affine.identity(), Window(0, 0, 9, 9)) == []

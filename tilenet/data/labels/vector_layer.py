@@ -172,7 +172,7 @@ class VectorLayer:
                 f"corners of polygons must be numbers ({self.path}, layer {self.name}: not those "
                 f"of feature {fids[order][endless[0]]}); draw it again or delete it"
             )
-        # GDAL does not burn collections within collections.
+        # No deeper collections are burned.
         nested = shapely.get_type_id(parts) == shapely.GeometryType.GEOMETRYCOLLECTION
         flat = parts[(shapely.get_dimensions(parts) < 2) | nested]
         if len(flat):

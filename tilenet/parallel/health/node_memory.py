@@ -14,7 +14,7 @@ def node_memory_bytes() -> int:
     """Physical memory, or the least limit of the containers and batch jobs that hold the process.
 
     Limits are those of the process's own control group and the groups above it (cgroups of version
-    1 and 2), and what Slurm says of the job.
+    1 and 2), and Slurm's of the job (`--mem`).
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with suppress(KeyError, ValueError):
