@@ -3,13 +3,9 @@
 from typing import Literal
 
 __all__ = [
-    "DECODED_SHARE", "READ_AHEAD", "VALUE_LOSSES", "Checkpointing", "Device", "HaloMode",
-    "Pipelining", "Precision",
+    "READ_AHEAD", "VALUE_LOSSES", "Checkpointing", "Device", "HaloMode", "Pipelining", "Precision",
 ]  # fmt: skip
 
-DECODED_SHARE = (
-    0.1  # of a node's memory, for blocks of files that were decoded, burned or resampled
-)
 READ_AHEAD = 2  # micro-batches that are read before they are needed, unless the run file says more
 VALUE_LOSSES = "l1", "l2", "huber"  # of a regression; the others are of classes
 

@@ -7,11 +7,11 @@ by the network's halo; as torch is, and with malloc set to keep large buffers, a
 
 Speeds of a machine change within minutes. So each step of the run follows one of bare torch that
 keeps buffers, in the same process; the command's seconds are those without these. The next pixels
-are read during the run's own step: a reader is two micro-batches ahead at most. Steps of
-bare torch as it is take turns with steps that keep buffers, and their ratio counts. Tiles of both
-take turns before and after the map. What is above the floors is start, statistics of the scene,
-reading, sums over ranks, writing, the report; the map is computed by sweeps, which compute less
-than tiles do. --quick trains 40 steps on a scene of 1024².
+are read during the run's own step: a reader is two micro-batches ahead at most. Steps of bare torch
+as it is take turns with steps that keep buffers, and their ratio counts. Tiles of both take turns
+before and after the map. What is above the floors is start, statistics of the scene, reading, sums
+over ranks, writing, the report; the map is computed by sweeps, which compute less than tiles do.
+--quick trains 40 steps on a scene of 1024².
 """
 
 import tempfile

@@ -106,8 +106,6 @@ class VectorLabels(LabelSource):
         across = (left <= around.right) & (right >= around.left)
         near = np.flatnonzero(across & (bottom <= around.top) & (top >= around.bottom))
         background = self.keys.background_of(self.ignore_index)
-        if not len(near):
-            return np.full((window.height, window.width), background, np.int64)
         # Later ones over earlier ones: classes by their place in the order, then as in the file.
         order = {label: place for place, label in enumerate(self.keys.priority or [])}
         ranks = [order.get(int(classes[number]), -1) for number in near]

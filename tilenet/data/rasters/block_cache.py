@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.parallel.health.node_memory import LEAST_BLOCKS_BYTES
+
 __all__ = ["BLOCKS", "OWNERS", "BlockCache"]
 
 
@@ -45,5 +47,5 @@ class BlockCache:
             self.num_bytes -= self._blocks.pop(key).nbytes
 
 
-BLOCKS = BlockCache(64 << 20)  # of all files of the process, unless `keep_decoded` allows more
+BLOCKS = BlockCache(LEAST_BLOCKS_BYTES)  # of all files of the process; see `keep_blocks`
 OWNERS = count()  # numbers of the files

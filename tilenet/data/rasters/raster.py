@@ -15,8 +15,8 @@ from affine import Affine
 from numpy.typing import NDArray
 
 from tilenet.data.rasters.bands import BandNames, band_numbers
+from tilenet.data.rasters.block_memory import keep_rows
 from tilenet.data.rasters.collar import Collar, Runs, collar_strips, strip_runs
-from tilenet.data.rasters.decoded import keep_rows
 from tilenet.data.rasters.georeferencing import Georeferencing
 from tilenet.data.rasters.handles import READING
 from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster

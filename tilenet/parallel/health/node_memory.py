@@ -1,10 +1,14 @@
-"""Memory of the node that this process may use."""
+"""Memory of the node that this process may use, and how much of it is for blocks of images."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["node_memory_bytes"]
+__all__ = ["BLOCKS_SHARE", "LEAST_BLOCKS_BYTES", "node_memory_bytes"]
+
+# Of a node's memory, for blocks of files that its ranks have decoded, burned or resampled.
+BLOCKS_SHARE = 0.1
+LEAST_BLOCKS_BYTES = 64 << 20  # of a rank: the blocks that neighbouring tiles share
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")

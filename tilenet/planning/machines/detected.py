@@ -3,8 +3,7 @@
 import os
 from typing import Any
 
-from tilenet.choices import DECODED_SHARE
-from tilenet.parallel.health.node_memory import node_memory_bytes
+from tilenet.parallel.health.node_memory import BLOCKS_SHARE, node_memory_bytes
 
 __all__ = ["detected"]
 
@@ -22,7 +21,7 @@ def detected() -> dict[str, Any]:
     memory = node_memory_bytes()
     single = cores * 3e9 * 2 * 2 * 8
     return {
-        "memory_bytes": int(memory * (1 - DECODED_SHARE)),
+        "memory_bytes": int(memory * (1 - BLOCKS_SHARE)),
         "host_bytes": memory,
         "cores": cores,
         "flops": {

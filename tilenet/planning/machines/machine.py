@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from tilenet.choices import DECODED_SHARE
 from tilenet.errors import TilenetError
+from tilenet.parallel.health.node_memory import BLOCKS_SHARE
 from tilenet.planning.machines.launch_facts import LaunchFacts
 from tilenet.planning.machines.user_file import user_file
 from tilenet.planning.machines.values import Count, Line, Peaks, Rate, Seconds, Share
@@ -63,7 +63,7 @@ class Machine:
     @property
     def rank_bytes(self) -> int:
         """Memory of the node that its ranks may plan with: decoded blocks of images take some."""
-        return int(self.host_bytes * (1 - DECODED_SHARE))
+        return int(self.host_bytes * (1 - BLOCKS_SHARE))
 
     def transfer_s(self, num_bytes: float) -> float:
         """Seconds to move bytes from a device to another one of the node."""

@@ -332,8 +332,8 @@ class SwappingKeys:
 
     device_gib: float | None = None
     """memory of a device that `swap: auto` and the sweeps of a step may use; on CPUs the ranks of a
-    node share its memory. Default: the device's memory, less a tenth; on CPUs
-    less another tenth, for decoded blocks of images."""
+    node share its memory. Default: the device's memory, less a tenth; on CPUs less
+    another tenth, for decoded blocks of images."""
     host_gib: float | None = None
     """memory or file that a rank may swap to. Default: no limit."""
     folder: str | None = None

@@ -10,7 +10,7 @@ from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource, ValidationImage
 from tilenet.data.labels.values import Values
-from tilenet.data.rasters.decoded import keep_decoded
+from tilenet.data.rasters.block_memory import keep_blocks
 from tilenet.data.rasters.extent import check_units
 from tilenet.data.rasters.handles import MOST_OPEN, allow_open_files
 from tilenet.data.rasters.raster import Raster
@@ -75,7 +75,7 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
     """
     comm, watchdog = control.comm, control.watchdog
     node = ranks_of_node(comm)
-    keep_decoded(node.size)
+    keep_blocks(node.size)
     with together(comm, control.stop) as turns:
         pairs = _pairs(run)
         share = pairs[node.rank :: node.size]

@@ -68,10 +68,8 @@ def prove_over_tiles(
         if isinstance(problem, str):
             proofs.append(TilesProof(tiles, [], problem))
             continue
-        cpu, copied = (
-            RunDevices((torch.device("cpu"),), NodePlace(0, 1, 1), []),
-            copy.deepcopy(module),
-        )
+        cpu = RunDevices((torch.device("cpu"),), NodePlace(0, 1, 1), [])
+        copied = copy.deepcopy(module)
         plan = plan_of(adopted, problem.tiling.rule, problem.tiling.grid)
         control = RankControl(comm)
         with no_trace(cpu.partitions):

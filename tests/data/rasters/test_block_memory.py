@@ -11,27 +11,27 @@ from mpi4py import MPI
 from rasterio.env import get_gdal_config, set_gdal_config
 from test_read_ahead_runs import a_run
 
-from tilenet.choices import DECODED_SHARE
-from tilenet.data.rasters import decoded
+from tilenet.data.rasters import block_memory
 from tilenet.data.rasters.block_cache import BLOCKS
-from tilenet.data.rasters.decoded import keep_decoded
+from tilenet.data.rasters.block_memory import keep_blocks
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
 from tilenet.library.whole_run import train
 from tilenet.mapping.predict import Prediction, predict
+from tilenet.parallel.health.node_memory import BLOCKS_SHARE
 
 HEIGHT, WIDTH, BLOCK = 512, 1024, 128
 ROW_BYTES = BLOCK * WIDTH * 3 * 2
 LEAST_BYTES = ROW_BYTES // 4
 MEMORY = 55 * ROW_BYTES + 17
-SHARE = int(MEMORY * DECODED_SHARE)
+SHARE = int(MEMORY * BLOCKS_SHARE)
 
 
 @pytest.fixture(autouse=True)
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(decoded, "CHOSEN_BY_USER", False)
-    monkeypatch.setattr(decoded, "LEAST_BYTES", LEAST_BYTES)
-    monkeypatch.setattr(decoded, "node_memory_bytes", lambda: MEMORY)
+    monkeypatch.setattr(block_memory, "CHOSEN_BY_USER", False)
+    monkeypatch.setattr(block_memory, "LEAST_BLOCKS_BYTES", LEAST_BYTES)
+    monkeypatch.setattr(block_memory, "node_memory_bytes", lambda: MEMORY)
     monkeypatch.setattr(BLOCKS, "most_bytes", BLOCKS.most_bytes)
     before = get_gdal_config("GDAL_CACHEMAX")
     yield
@@ -74,7 +74,7 @@ def test_blocks_that_a_ranks_share_of_memory_holds_are_decoded_once(
     path: str, ranks: int, times: int
 ) -> None:
     """The image has 4 rows of blocks, as many as one rank may keep."""
-    assert times_read(path, BLOCK, 3, lambda raster: keep_decoded(ranks)) == pytest.approx(
+    assert times_read(path, BLOCK, 3, lambda raster: keep_blocks(ranks)) == pytest.approx(
         times, 0.05
     )
 
@@ -84,7 +84,7 @@ def test_blocks_that_a_ranks_share_of_memory_holds_are_decoded_once(
 def test_strips_of_a_map_decode_each_row_of_blocks_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, interleave: str
 ) -> None:
-    monkeypatch.setattr(decoded, "node_memory_bytes", lambda: 10 * MEMORY)
+    monkeypatch.setattr(block_memory, "node_memory_bytes", lambda: 10 * MEMORY)
     path = str(tmp_path / "image.tif")
     values = np.random.default_rng(3).integers(0, 1 << 16, (3, 8 * BLOCK, WIDTH), np.uint16)
     write(path, values, interleave=interleave)
@@ -101,7 +101,7 @@ def test_strips_of_a_map_decode_each_row_of_blocks_once(
 
 
 def test_a_map_amid_a_run_leaves_the_runs_blocks(path: str) -> None:
-    keep_decoded(1)
+    keep_blocks(1)
     with Raster(path) as raster:
         raster.keep_block_rows(1, 1)
     assert get_gdal_config("GDAL_CACHEMAX") == SHARE - SHARE // 5
@@ -109,8 +109,8 @@ def test_a_map_amid_a_run_leaves_the_runs_blocks(path: str) -> None:
 
 def test_the_users_own_word_holds(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     set_gdal_config("GDAL_CACHEMAX", LEAST_BYTES)
-    monkeypatch.setattr(decoded, "CHOSEN_BY_USER", True)
-    assert times_read(path, BLOCK, 3, lambda raster: keep_decoded(1)) == pytest.approx(3, 0.05)
+    monkeypatch.setattr(block_memory, "CHOSEN_BY_USER", True)
+    assert times_read(path, BLOCK, 3, lambda raster: keep_blocks(1)) == pytest.approx(3, 0.05)
 
 
 @pytest.mark.ranks(1, 2)

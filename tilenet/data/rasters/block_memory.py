@@ -8,25 +8,27 @@ import os
 
 from rasterio.env import get_gdal_config, set_gdal_config
 
-from tilenet.choices import DECODED_SHARE
 from tilenet.data.rasters.block_cache import BLOCKS
-from tilenet.parallel.health.node_memory import node_memory_bytes
+from tilenet.parallel.health.node_memory import (
+    BLOCKS_SHARE,
+    LEAST_BLOCKS_BYTES,
+    node_memory_bytes,
+)
 
-__all__ = ["LEAST_BYTES", "keep_decoded", "keep_rows"]
+__all__ = ["keep_blocks", "keep_rows"]
 
-LEAST_BYTES = 64 << 20  # the blocks that neighbouring tiles share
 CHOSEN_BY_USER = "GDAL_CACHEMAX" in os.environ
 
 
-def keep_decoded(ranks_of_node: int) -> None:
-    """Keep blocks in this rank's part of `DECODED_SHARE` of the node's memory.
+def keep_blocks(ranks_of_node: int) -> None:
+    """Keep blocks in this rank's part of `BLOCKS_SHARE` of the node's memory.
 
     GDAL keeps decoded ones in four fifths of it; the rest is for burned and resampled ones. GDAL's
     own default is 5 % of the node's memory *per process*: of 40 ranks twice the memory. What
     `GDAL_CACHEMAX` says in the environment holds.
     """
     share = _share(ranks_of_node)
-    BLOCKS.most_bytes = max(LEAST_BYTES, share // 5)
+    BLOCKS.most_bytes = max(LEAST_BLOCKS_BYTES, share // 5)
     _allow(share - share // 5)
 
 
@@ -36,12 +38,12 @@ def keep_rows(num_bytes: int, ranks_of_node: int) -> None:
 
 
 def _share(ranks_of_node: int) -> int:
-    return int(node_memory_bytes() * DECODED_SHARE) // ranks_of_node
+    return int(node_memory_bytes() * BLOCKS_SHARE) // ranks_of_node
 
 
 def _allow(num_bytes: int) -> None:
     if not CHOSEN_BY_USER:
-        set_gdal_config("GDAL_CACHEMAX", max(LEAST_BYTES, num_bytes))
+        set_gdal_config("GDAL_CACHEMAX", max(LEAST_BLOCKS_BYTES, num_bytes))
 
 
-_allow(LEAST_BYTES)
+_allow(LEAST_BLOCKS_BYTES)
