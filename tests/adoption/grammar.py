@@ -177,7 +177,11 @@ def _steps(seed: int) -> tuple[list[Step], str, str, int]:
     wrapper = draw.random.choices(["none", "constant", "replicate"], [85, 12, 3])[0]
     wrapper = wrapper if draw.bold else "none"
     output = draw.random.choices(["map", "dict", "tuple", "list"], [70, 10, 10, 10])[0]
-    return builder.steps, wrapper, output, 2 ** max(builder.levels)
+    strides = [
+        2 ** builder.levels[step.inputs[0]] * getattr(step.part, "divides", 1)
+        for step in builder.steps
+    ]
+    return builder.steps, wrapper, output, max(2 ** max(builder.levels), *strides)
 
 
 def generate(seed: int, without: Collection[int] = ()) -> Generated:

@@ -448,7 +448,8 @@ def _edges(draw: Draw) -> nn.Module:
             return Part(
                 lambda m, x: F.interpolate(
                     enlarged(x, (x.shape[2] // by, x.shape[3] // by), mode), scale_factor=by
-                )
+                ),
+                divides=by,
             )
     kernel, dilation = draw.of("kernel", (3, 1), (3, 2), (5, 1))
     pad, kind = dilation * (kernel // 2), "replicate" if form == "replicate" else "reflect"

@@ -109,7 +109,8 @@ def picture_uri(picture: NDArray[np.uint8]) -> str:
     from matplotlib.image import imsave
 
     out = io.BytesIO()
-    imsave(out, picture.transpose(1, 2, 0), format="png")
+    fast = {"compress_level": 1}  # half the seconds for a tenth more bytes
+    imsave(out, picture.transpose(1, 2, 0), format="png", pil_kwargs=fast)
     return data_uri(out.getvalue())
 
 
