@@ -1,7 +1,7 @@
 """Turn a user module into a list of layers, and prove that the list is the same network."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -160,50 +160,68 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
     with torch.inference_mode(mode=False), torch.enable_grad():
         mine = copied(module)
         layers, names = _recorded(mine, bands, batch_norm)
-        layers = without_idle_weights(layers, names)
-        idle = {
-            names[name_of(number, layer, weight)]
-            for number, layer in enumerate(layers)
-            if isinstance(layer, Cellwise | Conv)
-            for weight, _, learns in layer.weights
-            if not learns
-        }
-        trained = trained_names(module)
-        adopted = Adopted(
-            type(module).__name__,
-            layers,
-            names,
-            bands,
-            layers[-1].out_channels,
-            state_of(module),
-            (frozenset(names.values()) - trained) | idle,
-            twins(module),
-        )
-        _check_weights(adopted)
         try:
+            adopted = _adopted(module, mine, without_idle_weights(layers, names), names, bands)
             prove_cells(layers)
-            prove(_subject(mine, adopted, batch_norm))
+            unreached = prove(_subject(mine, adopted, batch_norm))
         except TilenetError:
             raise
         except Exception as error:  # a user's forward may raise anything
             raise TilenetError(
-                f"a network runs in float64 and on images of other sizes ({adopted.name}: "
+                f"a network runs in float64 and on images of other sizes ({type(module).__name__}: "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:200]}); use one that does"
             ) from error
+    return replace(adopted, fixed=adopted.fixed | unreached)
+
+
+def _adopted(
+    module: nn.Module,
+    ran: nn.Module,
+    layers: tuple[Layer, ...],
+    names: dict[str, str],
+    bands: int,
+) -> Adopted:
+    """The list, with weights of the module, and those trained that a copy trains after it ran."""
+    idle = {
+        names[name_of(number, layer, weight)]
+        for number, layer in enumerate(layers)
+        if isinstance(layer, Cellwise | Conv)
+        for weight, _, learns in layer.weights
+        if not learns
+    }
+    adopted = Adopted(
+        type(module).__name__,
+        layers,
+        names,
+        bands,
+        layers[-1].out_channels,
+        state_of(module),
+        (frozenset(names.values()) - trained_names(ran)) | idle,
+        twins(module),
+    )
+    _check_weights(adopted)
     return adopted
 
 
 def _subject(module: nn.Module, adopted: Adopted, batch_norm: str) -> Subject:
-    """The module and its list in float64, with weights as exact as the module's own."""
+    """The module and its list in float64, with weights as exact as the module's own.
+
+    Trained zeros are other numbers: a gate that begins at 0 hides all that lies behind it.
+    """
     module = module.double()
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             # float32 has been copied exactly
             if isinstance(tensor, Tensor) and adopted.state[name].dtype == torch.float64:
                 tensor.copy_(adopted.state[name])
+        generator = torch.Generator().manual_seed(0)
+        for weight in module.parameters():
+            if weight.requires_grad and weight.is_floating_point():
+                drawn = torch.rand(weight.shape, generator=generator, dtype=weight.dtype)
+                weight[weight == 0] = (0.05 + drawn / 10)[weight == 0]
     return Subject(
         module,
-        adopted.network(torch.float64).train(),
+        replace(adopted, state=state_of(module)).network(torch.float64).train(),
         adopted.names,
         adopted.bands,
         adopted.context.alignment_px,

@@ -209,7 +209,10 @@ class Call:
         if not isinstance(x, Weight):
             raise self.refused("a weight is computed in forward")
         if x.constant:
-            raise self.refused("a weight is made in forward, or is a buffer that is not persistent")
+            raise self.refused(
+                "a weight is made in forward, or is a buffer that is not persistent or not of "
+                "floating-point numbers"
+            )
         return x
 
     def kernel(self, x: Any) -> Kernel:

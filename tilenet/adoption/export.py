@@ -383,7 +383,7 @@ class _Tensors:
             return cells_of(Weight(self.first_names[id(tensor)], shape, tensor.requires_grad))
         buffer = self.buffers[name]
         name = self.first_names[id(buffer)]
-        if name not in self.persistent:
+        if name not in self.persistent or not buffer.is_floating_point():
             return constant_of(name, buffer)
         return cells_of(Weight(name, shape, trained=False))
 

@@ -36,11 +36,13 @@ class AsDefined(TorchFunctionMode):
     def __init__(self, *, drops: bool = True, frozen: bool = False) -> None:
         super().__init__()
         self.drops, self.frozen = drops, frozen
+        self.hooked = False  # whether a function that may change gradients was hooked to a map
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        self.hooked |= name == "register_hook"
         if not self.drops and name.rstrip("_123d").endswith("dropout"):
             return args[0] if args else kwargs["input"]
         if name == "float" and not args[0].is_floating_point():

@@ -3,19 +3,22 @@
 The module runs as in training, with the parts in evaluation that it keeps there, forward and
 backward; and in evaluation, at a size of other remainders. So results that a module gives at some
 sizes only, for some numbers of images, or in one of its modes are compared, and so are buffers that
-it changes by itself. Random masks keep everything, in both.
+it changes by itself. Random masks keep everything, in both. Gradients that functions of the module
+make by themselves are compared where they are large too, and of several images.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilenet.adoption.proof.as_defined import AsDefined
+from tilenet.adoption.proof.steady import prove_steady
 from tilenet.errors import TilenetError
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
@@ -27,6 +30,7 @@ ROUNDING = 1e-9  # of float64, over some hundred layers, relative to the largest
 SMALL = 1e-3  # of the largest gradient of all weights: smaller ones are compared with this much
 GRADIENT = "the gradient"
 ALMOST = 1 - 1e-6  # a random number below 1
+LARGE = 1e6  # factor of gradients
 COUNT = "num_batches_tracked"  # of batch norm, on which nothing depends
 
 
@@ -39,12 +43,14 @@ class _Case:
         size: Height and width.
         trains: Whether both run as in training.
         backward: Whether gradients are compared too.
+        scale: Factor of the gradients.
     """
 
     images: int
     size: tuple[int, int]
     trains: bool
     backward: bool
+    scale: float = 1.0
 
     def __str__(self) -> str:
         images = f"{self.images} image{'s' * (self.images > 1)} of {self.size[0]} × {self.size[1]}"
@@ -114,8 +120,12 @@ class Subject:
         )
 
 
-def prove(subject: Subject) -> None:
+def prove(subject: Subject) -> frozenset[str]:
     """Compare outputs, gradients and buffers.
+
+    Returns:
+        Names in the module of trained weights that no gradient reaches, as where a map is detached:
+        torch's optimizers leave them as they are.
 
     Raises:
         TilenetError: They differ.
@@ -126,41 +136,61 @@ def prove(subject: Subject) -> None:
         if subject.frozen and isinstance(part, _BatchNorm):
             part.eval()
     generator = torch.Generator().manual_seed(0)
-    for case in _cases(subject.unit_px, subject.frozen):
+    unreached: set[str] = set()
+    cases = [*_cases(subject.unit_px, subject.frozen)]
+    while cases:
+        case = cases.pop(0)
         shape = case.images, subject.bands, *case.size
         image = torch.randn(shape, generator=generator, dtype=torch.float64)
         if not case.trains:
+            _prove_steady(subject, torch.randn(shape, generator=generator, dtype=torch.float64))
             module.eval()
             own.eval()
-        before = {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
-        as_defined = AsDefined(frozen=subject.frozen)
-        with _MasksKeepAll(), as_defined:  # type: ignore[no-untyped-call]
-            expected = _run(module, image, {name: name for name in subject.names.values()}, case)
-        # A weight that the list does not train must have no gradient in the module.
-        actual = {what: torch.zeros_like(t) for what, t in expected.items() if GRADIENT in what}
-        actual |= before | _run(own, image, subject.names, case)
-        largest = max((_most(t) for what, t in expected.items() if GRADIENT in what), default=0.0)
-        unneeded = _not_needed(module, subject.names)
-        for what in (name for name in expected if name not in unneeded):
-            least = SMALL * largest if GRADIENT in what else 0.0
-            _compare(subject, case, what, (expected[what], actual[what]), least)
+        differentiates = _compare_on(subject, own, image, case)
+        if case.backward and case.scale == 1:
+            unreached = _unreached(subject)
+            if differentiates:
+                cases.insert(0, replace(case, images=3, scale=LARGE))
+    return frozenset(unreached)
+
+
+def _compare_on(subject: Subject, own: Network, image: Tensor, case: _Case) -> bool:
+    """Compare on an image; return whether functions of the module change gradients."""
+    module = subject.module
+    before = {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
+    as_defined = AsDefined(frozen=subject.frozen and case.trains)
+    with _MasksKeepAll(), as_defined:  # type: ignore[no-untyped-call]
+        expected, differentiates = _run(
+            module, image, {name: name for name in subject.names.values()}, case
+        )
+    # A weight that the list does not train must have no gradient in the module.
+    actual = {what: torch.zeros_like(t) for what, t in expected.items() if GRADIENT in what}
+    actual |= before | _run(own, image, subject.names, case)[0]
+    largest = max((_most(t) for what, t in expected.items() if GRADIENT in what), default=0.0)
+    unneeded = _not_needed(module, subject.names)
+    for what in (name for name in expected if name not in unneeded):
+        least = SMALL * largest if GRADIENT in what else 0.0
+        _compare(subject, case, what, (expected[what], actual[what]), least)
+    return differentiates or as_defined.hooked
 
 
 def _run(
     network: nn.Module, image: Tensor, names: Mapping[str, str], case: _Case
-) -> dict[str, Tensor]:
-    """Output, gradients of a random function of it, and buffers, by names in the module."""
+) -> tuple[dict[str, Tensor], bool]:
+    """Output, gradients of a random function of it, and buffers, by names in the module.
+
+    And whether functions in Python make gradients.
+    """
     image = image.clone().requires_grad_(case.backward)
     network.zero_grad()
     with torch.set_grad_enabled(case.backward):
-        out = network(image)
-    while not isinstance(out, Tensor):
-        out = next(iter(out.values())) if isinstance(out, dict) else out[0]
-    results = {"the output": out.detach()}
+        out = _first(network(image))
+    results, by_python = {"the output": out.detach()}, False
     if case.backward:
         generator = torch.Generator().manual_seed(1)
         weights = torch.randn(out.shape, generator=generator, dtype=out.dtype)
-        (out * weights).sum().backward()  # type: ignore[no-untyped-call]
+        by_python = _by_python(out)
+        (out * weights * case.scale).sum().backward()  # type: ignore[no-untyped-call]
         results[f"{GRADIENT} of the image"] = _gradient(image)
         results |= {
             f"{GRADIENT} of {names[name]}": _gradient(parameter)
@@ -168,7 +198,40 @@ def _run(
             if name in names and parameter.requires_grad
         }
     buffers = network.named_buffers()
-    return results | {f"buffer {names.get(name, name)}": buffer.clone() for name, buffer in buffers}
+    results |= {f"buffer {names.get(name, name)}": buffer.clone() for name, buffer in buffers}
+    return results, by_python
+
+
+def _by_python(out: Tensor) -> bool:
+    """Whether a `torch.autograd.Function` has led to a result."""
+    nodes, visited = [out.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, BackwardCFunction):
+            return True
+        if node is not None and node not in visited:
+            visited.add(node)
+            nodes += [before for before, _ in node.next_functions]
+    return False
+
+
+def _first(out: Any) -> Tensor:
+    while not isinstance(out, Tensor):
+        out = next(iter(out.values())) if isinstance(out, dict) else out[0]
+    return out
+
+
+def _prove_steady(subject: Subject, image: Tensor) -> None:
+    def run(image: Tensor) -> Tensor:
+        with _MasksKeepAll(), AsDefined(frozen=subject.frozen):  # type: ignore[no-untyped-call]
+            return _first(subject.module(image))
+
+    prove_steady(subject.module, run, image)
+
+
+def _unreached(subject: Subject) -> set[str]:
+    weights = subject.module.named_parameters(remove_duplicate=False)
+    return {name for name, p in weights if p.grad is None} & set(subject.names.values())
 
 
 def _not_needed(module: nn.Module, names: Mapping[str, str]) -> set[str]:
