@@ -145,8 +145,8 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
         module: Maps images (B, bands, H, W) to a map (B, classes, H, W), which it returns alone or
             first. It is not changed. Where only some of its parts are in evaluation mode (a frozen
             encoder), these stay in it: they drop nothing, and their batch norms are frozen. If all
-            are, it counts as a module in training. Weights that require no gradient are not
-            trained.
+            are, it counts as a module in training. Weights that require no gradient, or that no
+            gradient reaches, are not trained.
         bands: Channels of the images.
         batch_norm: `frozen`: batch norm uses its running statistics, in training too; `step`: it
             takes statistics of the images of a step.

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilenet.adoption.proof.as_defined import AsDefined
+from tilenet.adoption.proof.sizes import prove_sizes
 from tilenet.adoption.proof.steady import prove_steady
 from tilenet.errors import TilenetError
 from tilenet.model.dropout import KeyedDropout
@@ -135,6 +136,7 @@ def prove(subject: Subject) -> frozenset[str]:
     for part in module.modules():
         if subject.frozen and isinstance(part, _BatchNorm):
             part.eval()
+    modes = {part: part.training for part in module.modules()}
     generator = torch.Generator().manual_seed(0)
     unreached: set[str] = set()
     cases = [*_cases(subject.unit_px, subject.frozen)]
@@ -151,6 +153,11 @@ def prove(subject: Subject) -> frozenset[str]:
             unreached = _unreached(subject)
             if differentiates:
                 cases.insert(0, replace(case, images=3, scale=LARGE))
+    module.to("meta")
+    prove_sizes(module, subject.bands, subject.unit_px)
+    for part, training in modes.items():
+        part.training = training
+    prove_sizes(module, subject.bands, subject.unit_px)
     return frozenset(unreached)
 
 
