@@ -2,7 +2,7 @@
 # make test: tests of one process and over 2 ranks.   make rest: over 3, 4 and 6, and make jobs beside.
 # make jobs: job scripts, hanging ranks, and a job on a Slurm of virtual nodes (root, Debian).
 # make nightly: all else of that Slurm, of two jobs and of ranges of nodes; make fuzz; KILLS (60) at random.
-# make fuzz: spoilt files and networks of a grammar, EXAMPLES of each, with a SEED that is printed.
+# make fuzz: spoilt files, networks of a grammar, runs; EXAMPLES of each, with a SEED that is printed.
 # make bench: all benches, or those of BENCH="balance pipeline", and bench/README.md from what they say.
 # make soak: KILLS at random under mpiexec and Slurm, with a SEED; an hour or so for 200.
 # make docs: the documentation as a site, in build/site.
@@ -47,6 +47,9 @@ fuzz: install
 	    --hypothesis-seed=$(SEED) --hypothesis-show-statistics
 	GENERATED_MODULES=$(EXAMPLES) GENERATED_FROM=$(SEED) $(BIN)/python -m pytest -q \
 	    tests/adoption/test_generated.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=tests/exactness:tests/adoption OMP_NUM_THREADS=1 \
+	    MPIR_CVAR_ENABLE_HEAVY_YIELD=1 mpiexec -n 4 python -m mpi4py \
+	    tests/exactness/random_runs.py --from $(SEED) --count $(EXAMPLES)
 
 bench: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench $(or $(BENCH),--all)
