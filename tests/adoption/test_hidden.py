@@ -38,6 +38,31 @@ BRANCHES: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 }
 
 
+def test_a_gate_that_begins_almost_at_zero_hides_nothing() -> None:
+    module = Around(
+        lambda m, x: x + m.gate * (x if x.shape[2] % 32 == 0 else x.relu()),
+        gate=nn.Parameter(torch.full((1,), 1e-10)),
+    )
+    with pytest.raises(TilenetError, match=r"must be its list of layers .*differs by"):
+        adopt(module, 3)
+
+
+def test_wide_zeros_stay_small() -> None:
+    """Three couplings whose factors begin at exp 0 (Glow)."""
+    convs = {f"c{n}": nn.Conv2d(128, 128, 3, padding=1) for n in range(3)}
+    for conv in convs.values():
+        nn.init.zeros_(conv.weight)
+        nn.init.zeros_(conv.bias)
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        x = module.wide(x)
+        for name in convs:
+            x = x * getattr(module, name)(x).exp()
+        return x
+
+    assert adopt(Around(forward, wide=nn.Conv2d(4, 128, 1), **convs), 3).classes == 128
+
+
 @pytest.mark.parametrize("name", BRANCHES)
 def test_a_gate_that_begins_at_zero_hides_nothing(name: str) -> None:
     with pytest.raises(TilenetError, match=r"must be its list of layers .*differs by"):

@@ -103,6 +103,34 @@ def test_what_is_noted_of_an_image_is_not_refused() -> None:
     assert adopt(Notes(), 3).bands == 3
 
 
+class Looks(nn.Module):
+    """Counts its calls and holds a number that is none, neither of which decides anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.calls, self.nodata = nn.Conv2d(3, 4, 3, padding=1), 0, float("nan")
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.conv(x)
+
+
+def test_what_is_counted_for_nothing_is_not_refused() -> None:
+    module = Looks()
+    assert adopt(module, 3).bands == 3
+    assert module.calls == 0
+
+
+class RemembersInEvaluation(Remembers):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) if self.training else super().forward(x)
+
+
+def test_what_changes_in_evaluation_alone_is_refused() -> None:
+    with pytest.raises(TilenetError, match="what it keeps of an image changes"):
+        adopt(RemembersInEvaluation(), 3)
+
+
 def test_running_statistics_stay_those_of_the_module() -> None:
     """Their update in the two runs is none of the list's."""
     network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())

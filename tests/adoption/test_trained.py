@@ -8,6 +8,7 @@ from one_idea import Around
 from torch import Tensor, nn
 
 from tilenet.adoption.adopt import adopt
+from tilenet.adoption.opaque import take_as_it_is
 from tilenet.errors import TilenetError
 
 CONV = frozenset({"conv.weight", "conv.bias"})
@@ -56,12 +57,42 @@ def test_what_train_or_forward_fixes_is_fixed(make: Callable[[], nn.Module]) -> 
     assert adopt(module, 3).fixed == CONV
 
 
+def test_of_an_opaque_module_no_other_weights_are_trained() -> None:
+    def forward(module: Around, x: Tensor) -> Tensor:
+        x = module.sometimes(x) if torch.rand(()) < 0.2 else x
+        return module.head(x.flip(2) + module.of_map(x).detach())
+
+    convs = {name: nn.Conv2d(4, 4, 1) for name in ("sometimes", "of_map", "idle")}
+    module = FixedByTrain(forward, head=nn.Conv2d(4, 2, 1), **convs)
+    fixed = {f"{name}.{kind}" for name in ("of_map", "idle") for kind in ("weight", "bias")}
+    assert take_as_it_is(module, 3, 32, "nets:net").fixed == CONV | fixed
+
+
 @pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_hooks_of_weights_are_refused(kind: str) -> None:
     module = Around(lambda m, x: x)
     getattr(module.conv.weight, kind)(lambda gradient: None)
     with pytest.raises(TilenetError, match=r"conv\.weight of Around has a hook"):
         adopt(module, 3)
+
+
+def hooked(module: Around, x: Tensor) -> Tensor:
+    if module.conv.weight.requires_grad and torch.is_grad_enabled():
+        module.conv.weight.register_hook(lambda gradient: gradient)
+    return x
+
+
+def test_a_hook_that_forward_adds_is_refused() -> None:
+    with pytest.raises(TilenetError, match=r"conv\.weight of Around has a hook"):
+        adopt(Around(hooked), 3)
+
+
+def test_hooks_of_what_is_not_trained_are_not_refused() -> None:
+    module = Around(lambda m, x: m.head(x), head=nn.Conv2d(4, 2, 1), idle=nn.Conv2d(4, 2, 1))
+    for conv in (module.conv, module.idle):
+        conv.weight.register_hook(lambda gradient: gradient)
+    module.conv.requires_grad_(False)
+    assert adopt(module, 3).fixed == CONV
 
 
 def by_data() -> nn.Module:
@@ -82,7 +113,19 @@ def a_buffer() -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("make", [by_data, transposed, a_buffer])
+def a_passing_buffer() -> nn.Module:
+    module = Around(lambda m, x: x * m.of.view(1, -1, 1, 1))
+    module.register_buffer("of", module.conv.bias.data, persistent=False)
+    return module
+
+
+def in_a_list() -> nn.Module:
+    module = Around(lambda m, x: x * m.of[0].view(1, -1, 1, 1))
+    module.of = [module.conv.bias.data]
+    return module
+
+
+@pytest.mark.parametrize("make", [by_data, transposed, a_buffer, a_passing_buffer, in_a_list])
 def test_weights_that_share_memory_are_refused(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(TilenetError, match="two tensors that share memory"):
         adopt(make(), 3)
@@ -93,6 +136,14 @@ def test_weights_that_lie_side_by_side_in_one_memory_are_adopted() -> None:
     memory = torch.rand(2, 3, 3, 1, 1)
     for conv, part in zip(network, memory, strict=True):
         conv.weight = nn.Parameter(part)
+    assert not adopt(network, 3).fixed
+    for number, conv in enumerate(network):  # in turns
+        conv.bias = nn.Parameter(memory.flatten()[number : number + 6 : 2])
+    with pytest.raises(TilenetError, match="share memory"):
+        adopt(network, 3)
+    memory = torch.rand(6)
+    for number, conv in enumerate(network):
+        conv.bias = nn.Parameter(memory[number::2])
     assert not adopt(network, 3).fixed
 
 

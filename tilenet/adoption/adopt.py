@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tilenet.adoption.export import graph_of
 from tilenet.adoption.proof.cells import prove_cells, without_idle_weights
 from tilenet.adoption.proof.module import Subject, prove
-from tilenet.adoption.state import copied, state_of, trained_names, twins
+from tilenet.adoption.state import check_hooks, check_memory, copied, state_of, trained_names, twins
 from tilenet.adoption.values import linearise, name_of
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
@@ -24,6 +24,7 @@ __all__ = ["Adopted", "adopt"]
 
 # Heights at which a graph is recorded, until one is a multiple of its strides; widths are twice.
 HEIGHTS_PX = (128, 192, 256, 320, 448, 512, 1024)
+HIDING = 1e-6  # factors below hide more than the proof's rounding
 MOST_TRIES = 2  # that end in the same error
 
 BatchNormMode = Literal["frozen", "step"]
@@ -200,13 +201,15 @@ def _adopted(
         twins(module),
     )
     _check_weights(adopted)
+    check_hooks(module, names.values())
+    check_memory(module, names.values())
     return adopted
 
 
 def _subject(module: nn.Module, adopted: Adopted, batch_norm: str) -> Subject:
     """The module and its list in float64, with weights as exact as the module's own.
 
-    Trained zeros are other numbers: a gate that begins at 0 hides all that lies behind it.
+    Trained weights near 0 are other numbers: a gate that begins at 0 hides all that lies behind.
     """
     module = module.double()
     with torch.no_grad():
@@ -217,8 +220,11 @@ def _subject(module: nn.Module, adopted: Adopted, batch_norm: str) -> Subject:
         generator = torch.Generator().manual_seed(0)
         for weight in module.parameters():
             if weight.requires_grad and weight.is_floating_point():
-                drawn = torch.rand(weight.shape, generator=generator, dtype=weight.dtype)
-                weight[weight == 0] = (0.05 + drawn / 10)[weight == 0]
+                drawn = (
+                    0.05 + torch.rand(weight.shape, generator=generator, dtype=weight.dtype) / 10
+                )
+                small = weight.abs() < HIDING
+                weight[small] = drawn[small] / (weight[0].numel() if weight.dim() > 1 else 1)
     return Subject(
         module,
         replace(adopted, state=state_of(module)).network(torch.float64).train(),

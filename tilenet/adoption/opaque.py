@@ -5,10 +5,10 @@ whole image, as everywhere in the field.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tilenet.adoption.adopt import Adopted
-from tilenet.adoption.state import copied, fixed_names, state_of, twins
+from tilenet.adoption.state import copied, fixed_names, state_of, trained_names, twins
 from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.opaque import Opaque
 from tilenet.model.dropout import MaskKey
@@ -16,11 +16,14 @@ from tilenet.model.opaque import OpaqueModule, first_map
 
 __all__ = ["take_as_it_is"]
 
+MOST_TRIES = 10  # a layer that is dropped half of the time is dropped each time in one of 1000
+
 
 def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> Adopted:
     """Take a module as the one layer of a network, in which no pixel looks beyond its window.
 
-    It is run once on a random window, forward and backward.
+    It is run on a random window, forward and backward, until all weights have had a gradient, or
+    several times: others are not trained, as behind a map that is detached.
 
     Args:
         module: Maps windows (B, bands, W, W) to maps (B, classes, W, W), which it returns alone,
@@ -43,8 +46,7 @@ def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> A
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(0)
             window = torch.randn(1, bands, window_px, window_px)
-            output = first_map(trial(window))
-            output.sum().backward()  # type: ignore[no-untyped-call]
+            output = _run_until_all_learn(trial, window)
             with torch.no_grad():
                 size = trial.eval()(window).shape
     except Exception as error:  # a user's forward may raise anything
@@ -73,6 +75,21 @@ def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> A
         bands,
         output.shape[1],
         state,
-        fixed_names(module),
+        fixed_names(trial.module) | _unreached(trial.module),
         twins(module),
     )
+
+
+def _run_until_all_learn(trial: OpaqueModule, window: Tensor) -> Tensor:
+    """Add gradients up until all weights that are trained have one; return the last map."""
+    for trial.mask_key.step in range(MOST_TRIES):
+        output = first_map(trial(window))
+        output.sum().backward()  # type: ignore[no-untyped-call]
+        if not _unreached(trial.module) & trained_names(trial.module):
+            break  # else a layer may have been dropped
+    return output
+
+
+def _unreached(module: nn.Module) -> set[str]:
+    weights = module.named_parameters(remove_duplicate=False)
+    return {name for name, weight in weights if weight.grad is None}

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tilenet.adoption.proof.as_defined import AsDefined
 from tilenet.adoption.proof.sizes import prove_sizes
 from tilenet.adoption.proof.steady import prove_steady
+from tilenet.adoption.state import check_hooks
 from tilenet.errors import TilenetError
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
@@ -140,12 +141,15 @@ def prove(subject: Subject) -> frozenset[str]:
     generator = torch.Generator().manual_seed(0)
     unreached: set[str] = set()
     cases = [*_cases(subject.unit_px, subject.frozen)]
+    unknown = torch.randn(
+        cases[0].images, subject.bands, *cases[0].size, generator=generator, dtype=torch.float64
+    )
+    _prove_steady(subject, unknown)
     while cases:
         case = cases.pop(0)
         shape = case.images, subject.bands, *case.size
         image = torch.randn(shape, generator=generator, dtype=torch.float64)
         if not case.trains:
-            _prove_steady(subject, torch.randn(shape, generator=generator, dtype=torch.float64))
             module.eval()
             own.eval()
         differentiates = _compare_on(subject, own, image, case)
@@ -153,11 +157,9 @@ def prove(subject: Subject) -> frozenset[str]:
             unreached = _unreached(subject)
             if differentiates:
                 cases.insert(0, replace(case, images=3, scale=LARGE))
-    module.to("meta")
-    prove_sizes(module, subject.bands, subject.unit_px)
-    for part, training in modes.items():
-        part.training = training
-    prove_sizes(module, subject.bands, subject.unit_px)
+    _prove_steady(subject, unknown)
+    check_hooks(module, subject.names.values())
+    prove_sizes(module, modes, subject.bands, subject.unit_px)
     return frozenset(unreached)
 
 
@@ -178,7 +180,8 @@ def _compare_on(subject: Subject, own: Network, image: Tensor, case: _Case) -> b
     for what in (name for name in expected if name not in unneeded):
         least = SMALL * largest if GRADIENT in what else 0.0
         _compare(subject, case, what, (expected[what], actual[what]), least)
-    return differentiates or as_defined.hooked
+    hooked = any(part._backward_hooks or part._backward_pre_hooks for part in module.modules())
+    return differentiates or hooked or as_defined.hooked
 
 
 def _run(
@@ -271,6 +274,7 @@ def _compare(
             f"{case} has the shape {tuple(expected.shape)}, layers give {tuple(actual.shape)}); "
             "use scale factors, or sizes of other maps"
         )
+    expected, actual = expected.double(), actual.double()
     apart, most = _most(expected - actual.view_as(expected)), _most(expected)
     if not apart <= ROUNDING * max(most, least):
         raise subject.differs(what, case, f"differs by {apart:.2g} of {most:.2g}")

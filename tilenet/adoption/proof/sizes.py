@@ -1,9 +1,10 @@
-"""Run a module on large images and many, without their values: it runs the same operators.
+"""Run a module on large images and on many, without their values: it runs the same operators.
 
 A branch on a size or a number of images may lie beyond those that are run with values.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from tilenet.errors import TilenetError
 
 __all__ = ["prove_sizes"]
 
-IMAGES, MOST_IMAGES = 2, 64  # a batch of one may lie in memory otherwise
 SIDE_PX = 128  # at least, of the small images
-TIMES = 64  # sides of the large ones
+# Images of a batch, rows and columns, in sides; the first are compared with all others. As in
+# training, and as in maps.
+TRAINED = (2, 1, 2), (33, 1, 2), (2, 160, 1), (2, 3, 64)
+EVALUATED = (1, 1, 2), (1, 12, 16), (1, 160, 1), (1, 3, 64)
 # Where a map lies in memory decides whether it is copied, and how it is multiplied.
 LAYING = frozenset({
     "_reshape_alias", "_to_copy", "_unsafe_view", "alias", "as_strided", "clone", "copy_", "detach",
@@ -27,13 +30,16 @@ LAYING = frozenset({
 PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "mm"})
 
 
-def prove_sizes(module: nn.Module, bands: int, unit_px: int) -> None:
+def prove_sizes(
+    module: nn.Module, modes: Mapping[nn.Module, bool], bands: int, unit_px: int
+) -> None:
     """Compare the operators of small images with those of large ones, and of many.
 
-    A module whose operators need values, or devices that it names, is left alone.
+    A module whose operators need values, or devices that it names, is not looked at.
 
     Args:
-        module: The module in float64, without values: on the device `meta`.
+        module: The module in float64, in evaluation; it loses its values (torch's device `meta`).
+        modes: Whether each of its parts trains in training.
         bands: Channels of the image.
         unit_px: Divisor of the images' sizes.
 
@@ -41,24 +47,42 @@ def prove_sizes(module: nn.Module, bands: int, unit_px: int) -> None:
         TilenetError: Some run at one of the sizes alone.
     """
     side = -(-SIDE_PX // unit_px) * unit_px
-    small = IMAGES, bands, side, 2 * side
-    large = (IMAGES, bands, TIMES * side, TIMES * 2 * side), (MOST_IMAGES, *small[1:])
+    shapes = [
+        [(images, bands, rows * side, cols * side) for images, rows, cols in of_mode]
+        for of_mode in (EVALUATED, TRAINED)
+    ]
     try:
-        of_small = _operators(module, small)
-        others = [(shape, _operators(module, shape)) for shape in large]
+        module.to("meta")
+        apart = _apart(module, shapes[0])
+        for part, training in modes.items():
+            part.training = training
+        apart = apart or _apart(module, shapes[1])
     except Exception:  # a user's forward may need values
         return
-    for shape, names in others:
-        if apart := sorted((names - of_small) + (of_small - names)):
-            raise TilenetError(
-                f"a network runs the same operators at all sizes and for any number of images "
-                f"({type(module).__name__}, {' and '.join(map(_words, (small, shape)))}: "
-                f"{apart[0]} differs); use one without such a branch"
-            )
+    if apart:
+        name, *sizes = apart
+        raise TilenetError(
+            f"a network runs the same operators at all sizes and for any number of images "
+            f"({type(module).__name__}, {' and '.join(sizes)}: {name} differs); use one without "
+            "such a branch"
+        )
+
+
+def _apart(module: nn.Module, shapes: Sequence[tuple[int, ...]]) -> list[str]:
+    """An operator that some shape's images differ in from the first, and both; empty: none."""
+    first = _operators(module, shapes[0])
+    for shape in shapes[1:]:
+        if _operators(module, shape) == first:
+            continue
+        # What a module makes of a size, and keeps, it makes once; so the second run of each counts.
+        twice = [[_operators(module, s) for s in (two, two)][1] for two in (shapes[0], shape)]
+        if differs := sorted((twice[0] - twice[1]) + (twice[1] - twice[0])):
+            return [differs[0], _words(shapes[0]), _words(shape)]
+    return []
 
 
 def _words(shape: tuple[int, ...]) -> str:
-    return f"{shape[0]} images of {shape[2]} × {shape[3]} px"
+    return f"{shape[0]} image{'s' * (shape[0] > 1)} of {shape[2]} × {shape[3]} px"
 
 
 def _operators(module: nn.Module, shape: tuple[int, ...]) -> Counter[str]:

@@ -17,33 +17,43 @@ from tilenet.errors import TilenetError
 __all__ = ["prove_steady"]
 
 ROUNDING = 1e-9  # of float64, relative to the largest value
+OTHERS = 0, 10**6, -(10**6)  # values that a number may come to have
 GENERATORS = "the random numbers of Python or numpy"
 
 
 def prove_steady(module: nn.Module, run: Callable[[Tensor], Tensor], image: Tensor) -> None:
     """Compare what two runs on an image give, and what the module holds after each.
 
+    A number that changes from call to call may be noted, as of calls or seconds, if the result is
+    the same whatever it is.
+
     Args:
-        module: The module.
+        module: The module, in a mode.
         run: Runs it; gives its first map.
         image: An image (B, bands, H, W) that it has not seen.
 
     Raises:
-        TilenetError: It changes more than tensors and buffers, which results do not depend on.
+        TilenetError: Something else than image, weights and buffers decides the result.
     """
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]  # of running statistics
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002, the one that modules take
     with torch.no_grad():
-        outputs, held = [], [_weights_of(module) | {GENERATORS: _generators()}]
-        for _ in range(2):
-            outputs.append(run(image))
-            held.append(_weights_of(module) | {GENERATORS: _generators()} | _values_of(module))
-        for buffer, before in buffers:
-            buffer.copy_(before)
-    changed = [name for name, value in held[2].items() if held[1][name] != value]
-    changed += [name for name, value in held[0].items() if held[1][name] != value]
-    apart = float((outputs[1] - outputs[0]).abs().max())
-    if apart > ROUNDING * float(outputs[0].abs().max()):
-        changed.append("what it keeps of an image")
+        before = _weights_of(module)
+        outputs = [run(image)]
+        values, after = _values_of(module), _weights_of(module)
+        outputs.append(run(image))
+        changed = [name for name, value in before.items() if after[name] != value]
+        if _differ(*outputs):
+            changed.append("what it keeps of an image")
+        changed += [
+            name
+            for name, value in _values_of(module).items()
+            if values.get(name) != value and _decides(module, name, run, image)
+        ]
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
     if changed:
         raise TilenetError(
             f"a network's result follows from its image and weights alone (while "
@@ -52,9 +62,32 @@ def prove_steady(module: nn.Module, run: Callable[[Tensor], Tensor], image: Tens
         )
 
 
+def _differ(first: Tensor, second: Tensor) -> bool:
+    return float((second - first).abs().max()) > ROUNDING * float(first.abs().max())
+
+
+def _decides(module: nn.Module, name: str, run: Callable[[Tensor], Tensor], image: Tensor) -> bool:
+    """Whether the result depends on a value that the module holds."""
+    path, _, attribute = name.rpartition(".")
+    part = module.get_submodule(path)
+    held = getattr(part, attribute)
+    if not isinstance(held, int | float):
+        return True
+    expected = run(image)
+    for value in OTHERS:
+        setattr(part, attribute, type(held)(value))
+        if _differ(expected, run(image)):
+            return True
+    setattr(part, attribute, held)
+    return False
+
+
 def _weights_of(module: nn.Module) -> dict[str, Any]:
-    """Places of weights in memory: a weight that is replaced is computed."""
-    return {f"the tensor of {name}": p.data_ptr() for name, p in module.named_parameters()}
+    """Places of weights in memory, where one that is replaced is computed, and generators."""
+    state = np.random.get_state()  # noqa: NPY002
+    weights = {f"the tensor of {name}": p.data_ptr() for name, p in module.named_parameters()}
+    drawn = random.getstate(), state[1].tobytes(), state[2:]  # type: ignore[index]
+    return weights | {GENERATORS: drawn}
 
 
 def _values_of(module: nn.Module) -> dict[str, Any]:
@@ -72,9 +105,5 @@ def _value(held: object) -> object:
         return held.getstate()
     if isinstance(held, np.random.Generator):
         return repr(held.bit_generator.state)
-    return held if isinstance(held, bool | int | float | str) else None
-
-
-def _generators() -> object:
-    state = np.random.get_state()  # noqa: NPY002, the one that modules draw from
-    return random.getstate(), state[1].tobytes(), state[2:]  # type: ignore[index]
+    # As text, in which what is no number is itself.
+    return repr(held) if isinstance(held, bool | int | float | str) else None
