@@ -149,6 +149,20 @@ def test_moments_of_groups_of_blocks_are_the_same_on_any_number_of_ranks(
 
 
 @pytest.mark.ranks(1)
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e9 + 0.1])
+def test_a_constant_band_has_no_deviation(
+    comm: MPI.Intracomm, shared_path: Path, value: float
+) -> None:
+    """Its mean by summation is another number, by rounding."""
+    values = np.full((2, 61, 83), value)
+    values[1, 5, 6] += 1
+    with Raster(written(shared_path / "constant.tif", values)) as image:
+        stats = survey([image], None, 2, 8, RankControl(comm))
+    assert (stats.mean[0], stats.std[0]) == (value, 0.0)
+    assert stats.std[1] == pytest.approx(values[1].std(), rel=1e-6)
+
+
+@pytest.mark.ranks(1)
 def test_moments_are_stable_far_from_zero() -> None:
     rng = np.random.default_rng(3)
     values = rng.normal(size=(2, 9000)) + 1e9  # E[x²] − E[x]² loses all digits here

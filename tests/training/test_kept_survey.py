@@ -12,11 +12,14 @@ import pytest
 import rasterio
 from left_by_runs import losses, same_tensors, weights
 from mpi4py import MPI
+from rasterio import shutil
+from rasterio.vrt import WarpedVRT
 from test_same_as_whole_image import NETWORKS, options_of, run_file, scenes_of
 
 from tilenet.data import survey as module
 from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.raster import Labels
+from tilenet.data.rasters.fingerprint import files_beside
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.errors import AgreedError
@@ -234,6 +237,42 @@ def test_the_key_tells_whatever_a_survey_depends_on(shared_path: Path) -> None:
     seen.add(key_of(run))
     assert len(seen) == 4
     assert None not in seen
+
+
+@pytest.mark.ranks(1)
+def test_the_key_tells_rasters_of_one_file_apart(shared_path: Path) -> None:
+    run = a_run(MPI.COMM_SELF, shared_path)
+    path, label = run.image_paths[0], run.label_paths[0]
+    apart = [
+        replace(run, images=f"vrt://{path}?bands={bands}", labels=label, bands=None)
+        for bands in ("1", "2", "1,2", "2,1")
+    ]
+    keys = [key_of(one) for one in apart]
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("of", ["images", "labels"])
+def test_the_key_tells_what_a_file_of_files_reads(shared_path: Path, of: str) -> None:
+    """GDAL names the files of the outer one alone."""
+    run = a_run(MPI.COMM_SELF, shared_path)
+    run = replace(run, images=run.image_paths[0], labels=run.label_paths[0])
+    path = getattr(run, of)
+    for name in ("inner.vrt", "outer.vrt"):
+        with rasterio.open(path) as file, WarpedVRT(file) as warped:
+            path = str(shared_path / name)
+            shutil.copy(warped, path, driver="VRT")
+    changed = replace(run, **{of: path})
+    keys = [key_of(changed)]
+    os.utime(getattr(run, of), ns=(0, 1))
+    keys.append(key_of(changed))
+    assert None not in keys
+    assert keys[0] != keys[1]
+
+
+def test_polygons_of_a_virtual_file_have_no_identity(tmp_path: Path) -> None:
+    assert files_beside(str(tmp_path / "polygons.vrt")) == ()
 
 
 def key_of(

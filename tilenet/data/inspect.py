@@ -23,6 +23,7 @@ from tilenet.data.rasters.bands import BandNames
 from tilenet.data.rasters.bounds import crs_name
 from tilenet.data.rasters.raster import GDAL_ERRORS, Nodata, Raster
 from tilenet.data.rasters.remedies import tiled_copy
+from tilenet.data.rasters.stack import wide_alpha
 from tilenet.data.survey import survey
 from tilenet.data.survey_record import Survey
 from tilenet.errors import TilenetError
@@ -167,7 +168,7 @@ def _data(raster: Raster) -> str:
 
 def _by_the_file(dataset: Any) -> str:
     flags = {flag for flags in dataset.mask_flag_enums for flag in flags}
-    if MaskFlags.alpha in flags:
+    if MaskFlags.alpha in flags or wide_alpha(dataset):
         return "no data where the alpha band is 0"
     if MaskFlags.per_dataset in flags:
         return "no data where the file's mask is 0"

@@ -99,10 +99,12 @@ def survey(
     every = _moments_of_all(moments, groups, comm)
     with agreed(comm):
         _check_something_is_there(images, labels, every.count, look.class_pixels)
+    # The mean of equal numbers may be another one, by rounding.
+    varies = look.minimum < look.maximum
     stats = Survey(
         num_valid=every.count,
-        mean=tuple(every.mean.tolist()),
-        std=tuple(np.sqrt(every.squares / every.count).tolist()),
+        mean=tuple(np.where(varies, every.mean, look.minimum).tolist()),
+        std=tuple(np.where(varies, np.sqrt(every.squares / every.count), 0.0).tolist()),
         minimum=tuple(look.minimum.tolist()),
         maximum=tuple(look.maximum.tolist()),
         class_pixels=tuple(look.class_pixels.tolist()),

@@ -1,6 +1,7 @@
 """The network and the image of a map, opened."""
 
 import copy
+import os
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -132,6 +133,7 @@ class MapSource:
             "the network": hash_file(self.folder / "network.json"),
             "the weights": hash_file(self.folder / "weights.safetensors"),
             "the image": describe_files(list_files(self.image.files)),
+            "the image's name": os.path.basename(self.image.path),
             "bands": self.image.bands,
             "nodata": self.image.nodata,
             "output": [self.output, scaled],

@@ -357,6 +357,25 @@ def test_the_tag_says_of_values_what_gdal_says(write_raster: Write, dtype: str, 
             assert np.array_equal(raster.read(raster.whole).valid, wanted)
 
 
+@pytest.mark.parametrize("dtype", ["int16", "int32", "float32", "float64"])
+def test_alpha_of_a_type_that_gdal_takes_for_no_mask_is_one(
+    write_raster: Write, dtype: str
+) -> None:
+    """As `gdalwarp -dstalpha` makes it of such an image."""
+    values = pixels_of(dtype, 4)
+    values[3, : HEIGHT // 2] = 0
+    path = write_raster("a.tif", values)
+    with rasterio.open(path, "r+") as file:
+        file.colorinterp = [*[ColorInterp.gray] * 3, ColorInterp.alpha]
+    with rasterio.open(path) as file:
+        assert file.colorinterp[3] == ColorInterp.alpha
+        assert file.dataset_mask().all()
+    with Raster(path) as raster:
+        assert len(raster.bands) == 3
+        for window in windows(HEIGHT, WIDTH, 20, 10):
+            assert np.array_equal(raster.read(window).valid, seen_in(values[3] != 0, window, 80))
+
+
 @pytest.mark.parametrize("masked", ["", "alpha", "file"])
 def test_the_mask_is_read_where_there_is_one(
     write_raster: Write, monkeypatch: pytest.MonkeyPatch, masked: str

@@ -38,7 +38,7 @@ from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 
-__all__ = ["FileStack", "same_grid"]
+__all__ = ["FileStack", "same_grid", "wide_alpha"]
 
 
 def same_grid(first: Affine, second: Affine, height: int, width: int) -> bool:
@@ -115,6 +115,8 @@ class FileStack:
         )
         self.alpha = tuple(n for n, c in enumerate(colours, start=1) if c == ColorInterp.alpha)
         self._tags = [_plain_tag(d) for d in datasets]
+        # Alpha bands that GDAL does not take for masks, since they are neither uint8 nor uint16.
+        self._wide_alpha = [wide_alpha(d) for d in datasets]
         self._whole = [d.mask_flag_enums[0] == [MaskFlags.all_valid] for d in datasets]
         self._counts = [d.count for d in datasets]
 
@@ -233,7 +235,11 @@ class FileStack:
         valid = np.ones(size or (window.height, window.width), np.bool_)
         places = [self._places[number - 1] for number in bands]
         for file, (tag, count) in enumerate(zip(self._tags, self._counts, strict=True)):
-            if file in self._apart or self._whole[file]:
+            if file in self._apart:
+                continue
+            if alpha := self._wide_alpha[file]:
+                valid &= _read_band(self._handles.files[file], alpha, window, size) != 0
+            if self._whole[file]:
                 continue
             rows = {band: row for row, (owner, band) in enumerate(places) if owner == file}
             if tag is not None and len(rows) == count:
@@ -322,6 +328,18 @@ def _read(dataset: Any, window: Window, read: Callable[[FileWindow], Any]) -> An
             f"{window.col + window.width - 1} cannot be read: {reason(error)}); "
             f"{remedy_when_read(dataset.name)}"
         ) from error
+
+
+def wide_alpha(dataset: Any) -> int:
+    """Number of the alpha band of a file in which GDAL says that all pixels count; 0: none."""
+    whole = dataset.mask_flag_enums[0] == [MaskFlags.all_valid]
+    if not whole or ColorInterp.alpha not in dataset.colorinterp:
+        return 0
+    return int(dataset.colorinterp.index(ColorInterp.alpha)) + 1
+
+
+def _read_band(dataset: Any, band: int, window: Window, size: tuple[int, int] | None) -> Any:
+    return _read(dataset, window, lambda place: dataset.read(band, window=place, out_shape=size))
 
 
 def _read_mask(dataset: Any, window: Window, size: tuple[int, int] | None) -> Any:

@@ -6,6 +6,7 @@ with another network, would find the same. A survey that ends in an error is not
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,13 @@ from rasterio import __gdal_version__
 from tilenet.data import survey as surveys
 from tilenet.data.class_weights import balanced_weights
 from tilenet.data.holdout import HeldOut
+from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.fingerprint import fingerprint
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context
+from tilenet.mapping.fingerprint import list_files
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.images.open import RunImages
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["SURVEY", "class_weights", "run_survey", "survey_key"]
 
 SURVEY = "survey.safetensors"
-VERSION = 4  # raise it whenever a survey of the same files gives other numbers
+VERSION = 5  # raise it whenever a survey of the same files gives other numbers
 
 
 def run_survey(
@@ -148,15 +151,17 @@ def survey_key(
         reading: How files are read: resolution, nodata, vectors, ignore_index, classes, part.
     """
     images, labels, held_out = opened.images, opened.labels, opened.held_out
-    paths = [source.files for source in images] + [source.files for source in labels]
-    files = [fingerprint(some) for some in paths]
-    if None in files:
+    sources: list[Raster | LabelSource] = [*images, *labels]
+    files = [fingerprint(list_files(source.files)) for source in sources]
+    if not all(files):  # of some formats GDAL names no files
         return None
     depends = {
         "version": VERSION,
         "gdal": __gdal_version__,
         "block_px": surveys.BLOCK_PX,
         "files": files,
+        # Of a file that holds several rasters.
+        "names": [os.path.basename(source.path) for source in sources],
         "bands": [image.bands for image in images],
         "cell_px": cell_px,
         "held_out": None if held_out is None else _hidden(held_out, context),
