@@ -10,6 +10,7 @@ from affine import Affine
 from rasterio.enums import ColorInterp
 
 from tilenet.data.rasters.raster import Raster
+from tilenet.data.rasters.stack import same_grid
 from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
@@ -95,6 +96,13 @@ def test_files_without_a_crs_that_are_not_alike_are_not_stacked(write_raster: Wr
         assert "R.tif: EPSG:32630" in str(raised.value)
         assert "rio warp --like FIRST IN OUT.tif" in str(raised.value)
         assert "\n" not in str(raised.value)
+
+
+def test_a_grid_of_flat_pixels_is_measured_along_both_sides() -> None:
+    grid = Affine(100, 0, 5e5, 0, -1, 4e6)
+    assert same_grid(grid, grid @ Affine.translation(0, 0.009), 9, 9)
+    assert not same_grid(grid, grid @ Affine.translation(0, 0.95), 9, 9)
+    assert not same_grid(grid, grid @ Affine.translation(0.02, 0), 9, 9)
 
 
 def test_what_other_software_rounds_is_the_same_grid(write_raster: Write) -> None:

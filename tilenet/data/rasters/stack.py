@@ -43,12 +43,13 @@ __all__ = ["FileStack", "same_grid", "wide_alpha"]
 
 def same_grid(first: Affine, second: Affine, height: int, width: int) -> bool:
     """Whether all corners agree to a hundredth of a pixel: what rounding elsewhere leaves."""
+    pixel = min(np.hypot(second.a, second.d), np.hypot(second.b, second.e))
     for row, col in product((0, height), (0, width)):
         x, y = (
             (a[0] - b[0]) * col + (a[1] - b[1]) * row + a[2] - b[2]
             for a, b in ((first[:3], second[:3]), (first[3:6], second[3:6]))
         )
-        if np.hypot(x, y) > np.hypot(second.a, second.d) / 100:
+        if np.hypot(x, y) > pixel / 100:
             return False
     return True
 
