@@ -73,8 +73,8 @@ UNSTEADY = {
         lambda: nn.Sequential(BoundedConv(3, 4, 3, padding=1), nn.ReLU()),
         "the tensor of 0.weight changes",
     ),
-    "random": (lambda: drops(random.random), "random numbers of Python or numpy changes"),
-    "numpy": (lambda: drops(np.random.rand), "random numbers of Python or numpy changes"),
+    "random": (lambda: drops(random.random), "Python's or numpy's random numbers changes"),
+    "numpy": (lambda: drops(np.random.rand), "Python's or numpy's random numbers changes"),
     "a generator of Python": (lambda: Holds(random.Random(0)), "generator changes"),
     "a generator of numpy": (lambda: Holds(np.random.default_rng(0)), "generator changes"),
 }

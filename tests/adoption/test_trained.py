@@ -147,7 +147,7 @@ def test_weights_that_lie_side_by_side_in_one_memory_are_adopted() -> None:
     assert not adopt(network, 3).fixed
 
 
-def test_a_buffer_of_truths_is_refused_in_a_sentence() -> None:
-    truths = torch.tensor([True, False, True, True]).view(4, 1, 1)
+def test_a_buffer_of_booleans_is_refused_in_a_sentence() -> None:
+    marks = torch.tensor([True, False, True, True]).view(4, 1, 1)
     with pytest.raises(TilenetError, match="not of floating-point numbers"):
-        adopt(Around(lambda m, x: x.masked_fill(m.truths, 0.0), truths=truths), 3)
+        adopt(Around(lambda m, x: x.masked_fill(m.marks, 0.0), marks=marks), 3)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from tilenet.adoption.export import graph_of
 from tilenet.adoption.proof.cells import prove_cells, without_idle_weights
 from tilenet.adoption.proof.module import Subject, prove
-from tilenet.adoption.state import check_hooks, check_memory, copied, state_of, trained_names, twins
+from tilenet.adoption.state import copied, state_of, trained_names, twins
+from tilenet.adoption.ties import check_hooks, check_memory
 from tilenet.adoption.values import linearise, name_of
 from tilenet.errors import TilenetError
 from tilenet.geometry.grid import Grid
@@ -209,7 +210,7 @@ def _adopted(
 def _subject(module: nn.Module, adopted: Adopted, batch_norm: str) -> Subject:
     """The module and its list in float64, with weights as exact as the module's own.
 
-    Trained weights near 0 are other numbers: a gate that begins at 0 hides all that lies behind.
+    Only trained weights near 0 are other numbers.
     """
     module = module.double()
     with torch.no_grad():
@@ -217,14 +218,7 @@ def _subject(module: nn.Module, adopted: Adopted, batch_norm: str) -> Subject:
             # float32 has been copied exactly
             if isinstance(tensor, Tensor) and adopted.state[name].dtype == torch.float64:
                 tensor.copy_(adopted.state[name])
-        generator = torch.Generator().manual_seed(0)
-        for weight in module.parameters():
-            if weight.requires_grad and weight.is_floating_point():
-                drawn = (
-                    0.05 + torch.rand(weight.shape, generator=generator, dtype=weight.dtype) / 10
-                )
-                small = weight.abs() < HIDING
-                weight[small] = drawn[small] / (weight[0].numel() if weight.dim() > 1 else 1)
+        _without_zeros(module)
     return Subject(
         module,
         replace(adopted, state=state_of(module)).network(torch.float64).train(),
@@ -233,6 +227,17 @@ def _subject(module: nn.Module, adopted: Adopted, batch_norm: str) -> Subject:
         adopted.context.alignment_px,
         batch_norm == "frozen",
     )
+
+
+def _without_zeros(module: nn.Module) -> None:
+    """Replace trained weights near 0: a gate that begins at 0 hides all that lies behind it."""
+    generator = torch.Generator().manual_seed(0)
+    for weight in module.parameters():
+        if weight.requires_grad and weight.is_floating_point():
+            drawn = torch.rand(weight.shape, generator=generator, dtype=weight.dtype) / 10 + 0.05
+            inputs = weight[0].numel() if weight.dim() > 1 else 1
+            near = weight.abs() < HIDING
+            weight[near] = drawn[near] / inputs
 
 
 def _check_weights(adopted: Adopted) -> None:

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from tilenet.adoption.adopt import Adopted
-from tilenet.adoption.state import copied, fixed_names, state_of, trained_names, twins
+from tilenet.adoption.state import (
+    copied,
+    fixed_names,
+    state_of,
+    trained_names,
+    twins,
+    unreached_names,
+)
 from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.opaque import Opaque
 from tilenet.model.dropout import MaskKey
@@ -75,7 +82,7 @@ def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> A
         bands,
         output.shape[1],
         state,
-        fixed_names(trial.module) | _unreached(trial.module),
+        fixed_names(trial.module) | unreached_names(trial.module),
         twins(module),
     )
 
@@ -85,11 +92,6 @@ def _run_until_all_learn(trial: OpaqueModule, window: Tensor) -> Tensor:
     for trial.mask_key.step in range(MOST_TRIES):
         output = first_map(trial(window))
         output.sum().backward()  # type: ignore[no-untyped-call]
-        if not _unreached(trial.module) & trained_names(trial.module):
+        if not unreached_names(trial.module) & trained_names(trial.module):
             break  # else a layer may have been dropped
     return output
-
-
-def _unreached(module: nn.Module) -> set[str]:
-    weights = module.named_parameters(remove_duplicate=False)
-    return {name for name, weight in weights if weight.grad is None}

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tilenet.adoption.proof.as_defined import AsDefined
 from tilenet.adoption.proof.sizes import prove_sizes
 from tilenet.adoption.proof.steady import prove_steady
-from tilenet.adoption.state import check_hooks
+from tilenet.adoption.state import unreached_names
+from tilenet.adoption.ties import check_hooks
 from tilenet.errors import TilenetError
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
@@ -126,8 +127,7 @@ def prove(subject: Subject) -> frozenset[str]:
     """Compare outputs, gradients and buffers.
 
     Returns:
-        Names in the module of trained weights that no gradient reaches, as where a map is detached:
-        torch's optimizers leave them as they are.
+        Names in the module of weights that no gradient reaches.
 
     Raises:
         TilenetError: They differ.
@@ -140,27 +140,28 @@ def prove(subject: Subject) -> frozenset[str]:
     modes = {part: part.training for part in module.modules()}
     generator = torch.Generator().manual_seed(0)
     unreached: set[str] = set()
-    cases = [*_cases(subject.unit_px, subject.frozen)]
-    unknown = torch.randn(
-        cases[0].images, subject.bands, *cases[0].size, generator=generator, dtype=torch.float64
-    )
+    cases = _cases(subject.unit_px, subject.frozen)
+    unknown = _image(subject, cases[0], generator)
     _prove_steady(subject, unknown)
-    while cases:
-        case = cases.pop(0)
-        shape = case.images, subject.bands, *case.size
-        image = torch.randn(shape, generator=generator, dtype=torch.float64)
+    for case in cases:
         if not case.trains:
             module.eval()
             own.eval()
-        differentiates = _compare_on(subject, own, image, case)
-        if case.backward and case.scale == 1:
-            unreached = _unreached(subject)
-            if differentiates:
-                cases.insert(0, replace(case, images=3, scale=LARGE))
+        differentiates = _compare_on(subject, own, _image(subject, case, generator), case)
+        if case.backward:
+            unreached = unreached_names(module) & set(subject.names.values())
+        if case.backward and differentiates:
+            large = replace(case, images=3, scale=LARGE)
+            _compare_on(subject, own, _image(subject, large, generator), large)
     _prove_steady(subject, unknown)
     check_hooks(module, subject.names.values())
     prove_sizes(module, modes, subject.bands, subject.unit_px)
     return frozenset(unreached)
+
+
+def _image(subject: Subject, case: _Case, generator: torch.Generator) -> Tensor:
+    shape = case.images, subject.bands, *case.size
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def _compare_on(subject: Subject, own: Network, image: Tensor, case: _Case) -> bool:
@@ -237,11 +238,6 @@ def _prove_steady(subject: Subject, image: Tensor) -> None:
             return _first(subject.module(image))
 
     prove_steady(subject.module, run, image)
-
-
-def _unreached(subject: Subject) -> set[str]:
-    weights = subject.module.named_parameters(remove_duplicate=False)
-    return {name for name, p in weights if p.grad is None} & set(subject.names.values())
 
 
 def _not_needed(module: nn.Module, names: Mapping[str, str]) -> set[str]:

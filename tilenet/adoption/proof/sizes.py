@@ -74,11 +74,16 @@ def _apart(module: nn.Module, shapes: Sequence[tuple[int, ...]]) -> list[str]:
     for shape in shapes[1:]:
         if _operators(module, shape) == first:
             continue
-        # What a module makes of a size, and keeps, it makes once; so the second run of each counts.
-        twice = [[_operators(module, s) for s in (two, two)][1] for two in (shapes[0], shape)]
-        if differs := sorted((twice[0] - twice[1]) + (twice[1] - twice[0])):
+        small, large = _in_second_run(module, shapes[0]), _in_second_run(module, shape)
+        if differs := sorted((small - large) + (large - small)):
             return [differs[0], _words(shapes[0]), _words(shape)]
     return []
+
+
+def _in_second_run(module: nn.Module, shape: tuple[int, ...]) -> Counter[str]:
+    """Operators without those that make what a module keeps of a size."""
+    _operators(module, shape)
+    return _operators(module, shape)
 
 
 def _words(shape: tuple[int, ...]) -> str:

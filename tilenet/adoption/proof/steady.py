@@ -17,15 +17,15 @@ from tilenet.errors import TilenetError
 __all__ = ["prove_steady"]
 
 ROUNDING = 1e-9  # of float64, relative to the largest value
-OTHERS = 0, 10**6, -(10**6)  # values that a number may come to have
-GENERATORS = "the random numbers of Python or numpy"
+OTHERS = 0, 10**6, -(10**6)  # values that such a number may come to have
+GENERATORS = "the state of Python's or numpy's random numbers"
 
 
 def prove_steady(module: nn.Module, run: Callable[[Tensor], Tensor], image: Tensor) -> None:
     """Compare what two runs on an image give, and what the module holds after each.
 
-    A number that changes from call to call may be noted, as of calls or seconds, if the result is
-    the same whatever it is.
+    A number that the module keeps, such as a count of calls or seconds, may change from call to
+    call if the result is the same whatever it is.
 
     Args:
         module: The module, in a mode.
@@ -91,7 +91,7 @@ def _weights_of(module: nn.Module) -> dict[str, Any]:
 
 
 def _values_of(module: nn.Module) -> dict[str, Any]:
-    """Numbers and words that the module and its parts hold, and states of generators."""
+    """Numbers and texts that the module and its parts hold, and states of generators."""
     return {
         f"{path}.{name}".lstrip("."): value
         for path, part in module.named_modules()
@@ -105,5 +105,5 @@ def _value(held: object) -> object:
         return held.getstate()
     if isinstance(held, np.random.Generator):
         return repr(held.bit_generator.state)
-    # As text, in which what is no number is itself.
+    # As text, since NaN does not equal itself.
     return repr(held) if isinstance(held, bool | int | float | str) else None

@@ -32,7 +32,7 @@ def fingerprint(paths: Iterable[str]) -> Fingerprint | None:
 def files_beside(path: str) -> tuple[str, ...]:
     """A file and those that belong to it; all that a folder holds (File Geodatabase).
 
-    None of a virtual file, which reads others that are not known.
+    No file of a virtual one (OGR VRT), since those that it reads are not known.
 
     A Shapefile's attributes and CRS stand in files of the same stem, as does what a GeoPackage that
     is open elsewhere has not yet taken in, in a file of the same beginning.
