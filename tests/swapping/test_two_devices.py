@@ -12,7 +12,6 @@ def run(program: str, *arguments: str, start: tuple[str, ...] = ()) -> None:
     result = subprocess.run(
         [*start, sys.executable, str(Path(__file__).with_name(program)), *arguments],
         env=os.environ | {"PYTHONPATH": paths},
-        stdin=subprocess.DEVNULL,  # mpiexec would read what xdist's workers are told
         capture_output=True,
         text=True,
         check=False,
