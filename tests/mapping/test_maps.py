@@ -387,6 +387,26 @@ def test_a_map_needs_a_directory_that_can_be_written() -> None:
         check_target("/proc/self/map.tif", overwrite=False)
 
 
+ROTATED_POLE = "+proj=ob_tran +o_proj=longlat +o_lat_p=39.25 +lon_0=18 +to_meter=0.0174532925199433"
+
+
+@pytest.mark.parametrize("crs", [ROTATED_POLE, "+proj=healpix +datum=WGS84 +units=m", "EPSG:3035"])
+@pytest.mark.parametrize("kind", [CLASSES, SCORES], ids=["classes", "scores"])
+def test_a_crs_that_geotiff_has_no_keys_for_stands_next_to_a_map(
+    tmp_path: Path, write_raster: Write, kind: MapKind, crs: str
+) -> None:
+    path = str(tmp_path / "map.tif")
+    image = write_raster("image.tif", np.zeros((9, 7), np.uint8), crs=crs)
+    with Raster(image) as source:
+        write_map(source, path, kind)
+        with rasterio.open(path) as file:
+            assert source.crs is not None
+            assert file.crs == source.crs
+    beside = kind is CLASSES or crs != "EPSG:3035"
+    assert os.path.exists(f"{path}.aux.xml") == beside
+    assert not [name for name in os.listdir(tmp_path) if ".crs." in name]
+
+
 @pytest.mark.real
 def test_a_rotated_grid_survives_a_map(tmp_path: Path, real: Path) -> None:
     path = str(tmp_path / "map.tif")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rasterio.enums import MaskFlags
 from rasterio.errors import CRSError
 
+from tilenet.data.alike import scaling_text
 from tilenet.data.class_weights import balanced_weights
 from tilenet.data.collars import share_collars
 from tilenet.data.labels.facts import label_facts
@@ -221,6 +222,13 @@ def _header_notes(raster: Raster, header: dict[str, Any]) -> list[str]:
         )
     if missing := raster.georeferencing.missing:
         notes.append(f"the image has {missing}: {raster.georeferencing.remedy}")
+    pairs = zip(raster.bands, raster.scaling, strict=True)
+    scaled = [f"{band} ({scaling_text(pair)})" for band, pair in pairs if pair != (1.0, 0.0)]
+    if scaled:
+        notes.append(
+            f"bands with a scale or an offset tag are read as stored: {', '.join(scaled)}; only "
+            "labels of a regression are scaled"
+        )
     height, width = header["read_size"]
     num_bands = sum(band["read"] for band in header["bands"])
     notes.append(

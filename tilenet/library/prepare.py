@@ -47,7 +47,8 @@ def prepare_loop(
     weights = class_weights(run.class_weights, run.class_names, survey.class_pixels, comm)
     with agreed(comm):
         statistics = run.network.statistics or (survey.mean, survey.std)
-        plan = replace(plan, record=folder.record(plan.record, *statistics))
+        record = replace(plan.record, scaling=opened.images[0].scaling)
+        plan = replace(plan, record=folder.record(record, *statistics))
     if run.swap in ("off", False):
         sizes = [image.size for image in opened.images]
         plan = stack_crops(plan, run.batch_size, sizes, run.optimizer, devices.partitions, comm)

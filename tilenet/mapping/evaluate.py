@@ -46,13 +46,15 @@ def sum_errors(
     part = None if window is None else Part(window=window)
     with Raster(map_path, part=part) as mapped, Values(labels_path, mapped) as labels:
         _say_placement(labels, mapped)
+        scale, offset = mapped.scaling[0]
         for block in _cut_blocks(mapped, watchdog):
             pixels, truth = mapped.read(block), labels.targets(block)
             labelled = labels.counted(truth)
             counted = labelled & pixels.valid
             unmapped += int((labelled & ~pixels.valid).sum())
             if counted.any():
-                pieces.append(number_sums(pixels.values[0][counted], truth[counted]))
+                numbers = pixels.values[0][counted].astype(np.float64) * scale + offset
+                pieces.append(number_sums(numbers, truth[counted]))
     if not pieces:
         raise TilenetError(
             f"at least one pixel with data in the map must be labelled ({labels_path}: "

@@ -33,13 +33,14 @@ def check_class_map(mapped: Raster) -> None:
 
 
 def holds_numbers(map_path: str) -> bool:
-    """Whether a map is of a regression: one band of floats.
+    """Whether a map is of a regression: one band of floats, or of packed ones.
 
     Raises:
         TilenetError: It cannot be opened.
     """
     with Raster(map_path) as mapped:
-        return len(mapped.bands) == 1 and bool(np.issubdtype(mapped.dtype, np.floating))
+        packed = mapped.scaling[0] != (1.0, 0.0)
+        return len(mapped.bands) == 1 and bool(packed or np.issubdtype(mapped.dtype, np.floating))
 
 
 def read_unit(map_path: str) -> str | None:

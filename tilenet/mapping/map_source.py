@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tilenet.data.alike import check_scaling
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo_rule import HaloRule, halo_rule
@@ -100,6 +101,8 @@ class MapSource:
                 f"the network reads as many bands as it was trained on (trained on: "
                 f"{len(record.bands)}, bands: {len(image.bands)}); name each of them in order"
             )
+        if record.scaling is not None:
+            check_scaling(image, record.scaling, "trained on")
         precision = prediction.precision or record.precision
         rule = halo_rule(prediction.halo, record.layers, record.epsilon_px)
         window = image.window_of(Part(prediction.bbox, prediction.window))

@@ -41,6 +41,7 @@ class NetworkRecord:
             holds it; None: it holds the network's own names.
         task: `classification`, or `regression`: `classes` then names the predicted number.
         unit: Unit of a regression; None: not given.
+        scaling: Scale and offset tags of each band of the training images; None: not known.
     """
 
     layers: tuple[Layer, ...]
@@ -57,6 +58,7 @@ class NetworkRecord:
     names: dict[str, str] | None = None
     task: str = TASKS[0]
     unit: str | None = None
+    scaling: tuple[tuple[float, float], ...] | None = None
 
     @property
     def wanted_bands(self) -> tuple[int | str, ...]:
@@ -89,6 +91,7 @@ class NetworkRecord:
             "classes": list(self.classes),
             "ignore_index": self.ignore_index,
             "statistics": {"mean": list(self.mean), "std": list(self.std)},
+            "scaling": None if self.scaling is None else [list(pair) for pair in self.scaling],
             "resolution": self.resolution,
             "nodata": self.nodata,
             "precision": self.precision,
@@ -129,6 +132,7 @@ class NetworkRecord:
                 names=_weight_names(entry.get("names")),
                 task=_task(entry.get("task", TASKS[0])),
                 unit=None if entry.get("unit") is None else str(entry["unit"]),
+                scaling=_scaling(entry.get("scaling")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise TilenetError(
@@ -152,11 +156,12 @@ def _check(record: NetworkRecord) -> None:
             f"network.json must hold one mean and std per band (bands: {len(record.bands)}, "
             f"mean: {len(record.mean)}, std: {len(record.std)}); use another checkpoint"
         )
-    if record.band_names is not None and len(record.band_names) != len(record.bands):
-        raise TilenetError(
-            f"network.json must hold one name per band, or null (bands: {len(record.bands)}, "
-            f"band_names: {len(record.band_names)}); use another checkpoint"
-        )
+    for key, part in (("band_names", record.band_names), ("scaling", record.scaling)):
+        if part is not None and len(part) != len(record.bands):
+            raise TilenetError(
+                f"network.json must hold one of {key} per band, or null (bands: "
+                f"{len(record.bands)}, {key}: {len(part)}); use another checkpoint"
+            )
     numbers = (record.ignore_index, record.epsilon_px, *record.bands)
     if not all(map(isfinite, (*record.mean, *record.std))) or not all(
         abs(number) < 2**31 for number in numbers
@@ -195,6 +200,10 @@ def _task(task: str) -> str:
     if task not in TASKS:
         raise ValueError(f"{task!r} is no task")
     return task
+
+
+def _scaling(entry: list[list[float]] | None) -> tuple[tuple[float, float], ...] | None:
+    return None if entry is None else tuple((float(a), float(b)) for a, b in entry)
 
 
 def _weight_names(entry: dict[str, str] | None) -> dict[str, str] | None:

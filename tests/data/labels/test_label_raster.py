@@ -166,6 +166,45 @@ def test_labels_without_a_crs_or_almost_on_the_grid_lie_on_the_image(
             assert np.array_equal(labels.read(Window(0, 0, *SIZE)), truth)
 
 
+@pytest.mark.parametrize(
+    ("transform", "fits"),
+    [
+        (GRID, True),
+        (GRID @ Affine.translation(0.5, 0.5), True),  # of the pixels' middles
+        (Affine(1, 0, 0, 0, -1, 0), True),
+        (Affine(1, 0, 0, 0, -1, SIZE[0]), True),
+        (GRID @ Affine.translation(5, 0), False),
+        (Affine(2e-5, 0, -3, 0, -2e-5, 36), False),
+    ],
+)
+def test_labels_without_a_crs_have_the_coordinates_of_the_image_or_of_its_pixels(
+    write_raster: Write, image: Raster, transform: Affine, fits: bool
+) -> None:
+    path = write_raster("labels.tif", classes(), crs=None, transform=transform)
+    if not fits:
+        with pytest.raises(TilenetError, match=r"coordinates, or none \(.*labels.tif: x"):
+            Labels(path, image, 255)
+        return
+    with Labels(path, image, 255) as labels:
+        assert np.array_equal(labels.read(Window(0, 0, *SIZE)), classes())
+
+
+@pytest.mark.parametrize("part", [None, Window(7, 9, 20, 22)])
+def test_a_part_of_an_image_has_that_part_of_labels_without_a_crs(
+    write_raster: Write, image: Raster, part: Window | None
+) -> None:
+    path = write_raster("labels.tif", classes(), crs=None, transform=GRID)
+    place = part or image.whole
+    if part is not None:
+        image.cut(part)
+    with Labels(path, image, 255) as labels:
+        rows, cols = (
+            slice(place.row, place.row + place.height),
+            slice(place.col, place.col + place.width),
+        )
+        assert np.array_equal(labels.read(image.whole), classes()[rows, cols])
+
+
 OTHER = {
     "shifted": ("EPSG:32630", GRID @ Affine.translation(3, -4.3)),
     "same size": ("EPSG:32630", GRID @ Affine.translation(0.02, 0)),

@@ -16,6 +16,7 @@ from tilenet.data.labels.polygons import VectorLabels
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.block_cache import BlockCache
 from tilenet.data.rasters.raster import Raster
+from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 
 Write = Callable[..., str]
@@ -250,6 +251,41 @@ def test_labels_in_degrees_are_found_where_degrees_begin(
         assert np.array_equal(labels.read(image.whole), expected)
         part = labels.read(Window(100, 500, 300, 200))
     assert np.array_equal(part, expected[100:400, 500:700])
+
+
+@pytest.mark.parametrize(
+    ("left", "width", "crs", "at", "fits"),
+    [
+        (0, 360, "EPSG:4326", [-60, 60], False),
+        (0, 360, "EPSG:3857", [-60, 60], False),
+        (0, 360, "EPSG:4326", [60], True),
+        (0, 360, "EPSG:4326", [60, 240], True),
+        (-180.5, 361, "EPSG:4326", [-60, 60], True),
+        (160, 30, "EPSG:4326", [165], True),
+        (160, 30, "EPSG:4326", [165, -175], False),
+    ],
+)
+def test_polygons_in_the_west_are_not_left_out_of_images_that_go_on_eastwards(
+    write_raster: Write,
+    write_vector: Write,
+    left: float,
+    width: float,
+    crs: str,
+    at: list[float],
+    fits: bool,
+) -> None:
+    transform = Affine(width / SIZE[1], 0, left, 0, -60 / SIZE[0], 60)
+    path = write_raster("image.tif", np.zeros(SIZE, "uint8"), transform=transform, crs="EPSG:4326")
+    shapes = [shapely.box(x, 20, x + 4, 40) for x in at]
+    file = write_vector("a.gpkg", moved(shapes, "EPSG:4326", crs), crs=crs)
+    with Raster(path) as image:
+        if fits:
+            with open_labels(file, image, 255) as labels:
+                expected = burned_by_hand(shapes, [1] * len(shapes), transform, SIZE)
+                assert np.array_equal(labels.read(image.whole), expected)
+        else:
+            with pytest.raises(TilenetError, match="count longitudes alike"):
+                open_labels(file, image, 255)
 
 
 def test_windows_whose_edges_are_bent_in_the_files_crs_find_their_polygons(

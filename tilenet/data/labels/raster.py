@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 
 from tilenet.data.labels.nearest import NearestPixels
 from tilenet.data.labels.source import LabelSource
-from tilenet.data.rasters.bounds import crs_name
+from tilenet.data.rasters.bounds import bounds_of, crs_name
 from tilenet.data.rasters.raster import Pixels, Raster
-from tilenet.data.rasters.remedies import SET_CRS
+from tilenet.data.rasters.remedies import SET_CRS, SET_TRANSFORM
 from tilenet.data.rasters.resample import block_mode
 from tilenet.data.rasters.stack import same_grid
 from tilenet.errors import TilenetError
@@ -120,6 +120,7 @@ class Labels(LabelSource):
             across = round(labels.width / size[1])
             for factor in (*factors, max(1, across)):
                 if tuple(-(-cells // factor) for cells in labels.size) == size:
+                    _check_coordinates(labels, image, factor)
                     return factor, labels.fine(image.part or Window(0, 0, *size), factor)
             crs = f"give both files their CRS with {SET_CRS}"
             raise TilenetError(
@@ -163,6 +164,33 @@ def _check_ground(labels: Raster, image: Raster) -> None:
                 f"{raster.path}: {ours.missing}, {other.path}: "
                 f"{theirs.missing or crs_name(other.crs)}); {ours.remedy}"
             )
+
+
+def _check_coordinates(labels: Raster, image: Raster, factor: int) -> None:
+    """Refuse a file without CRS whose coordinates say that it lies elsewhere than the other.
+
+    Half a pixel is let pass: programs differ in whether coordinates are of a pixel's middle.
+
+    Raises:
+        TilenetError: The pixels of both have coordinates, and these differ.
+    """
+    if _counts_pixels(labels) or _counts_pixels(image):
+        return
+    size, grid = image.cut_from
+    if not same_grid(labels.coarser(factor), grid, *size, px=1):
+        files = [(labels.path, labels.transform, labels), (image.path, grid, image)]
+        where = [f"{path}: {bounds_of(t, raster.whole)}" for path, t, raster in files]
+        raise TilenetError(
+            "labels without a CRS, or of an image without, must have the image's coordinates, or "
+            f"none ({'; '.join(where)}); give both files their CRS with {SET_CRS}, or the labels "
+            f"the image's transform with {SET_TRANSFORM}"
+        )
+
+
+def _counts_pixels(raster: Raster) -> bool:
+    """Whether its coordinates are columns and rows, from above or, as in some programs, below."""
+    t = raster.georeferencing.transform
+    return abs(t.a) == abs(t.e) == 1 and t.b == t.d == t.c == 0 and t.f in (0, raster.file_size[0])
 
 
 def _pixel(transform: Affine) -> float:

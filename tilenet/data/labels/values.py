@@ -24,7 +24,8 @@ class Values(Labels):
     image's own pixels have.
 
     Args:
-        path: A raster of one band; nodata, masked, NaN and infinite pixels hold no number.
+        path: A raster of one band; nodata, masked, NaN and infinite pixels hold no number. Scale
+            and offset tags are applied: numbers have their unit.
         image: The image; numbers are read on its grid.
 
     Raises:
@@ -54,10 +55,11 @@ class Values(Labels):
 
     def _targets_inside(self, window: Window) -> NDArray[Any]:
         numbers = np.empty((window.height, window.width), np.float64)
+        ((scale, offset),) = self._raster.scaling
         for part in strips_of(window, STRIP_PX // self.factor**2):
             pixels = self._raster.read(self._raster.fine(part, self.factor))
             values, valid = block_mean(pixels.values.astype(np.float64), pixels.valid, self.factor)
-            numbers[within(part, window)] = np.where(valid, values[0], np.nan)
+            numbers[within(part, window)] = np.where(valid, values[0] * scale + offset, np.nan)
         return numbers
 
     def _check_pixels(self) -> None:

@@ -1,18 +1,18 @@
-"""Whether labels meet their image, and whether the pixels of images are measured in one unit."""
+"""Whether labels lie where their image does."""
 
-from collections.abc import Sequence
-from math import radians
 from typing import TYPE_CHECKING
 
 from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.rasters.remedies import MOVE
 from tilenet.errors import TilenetError
 
 if TYPE_CHECKING:
     from rasterio.crs import CRS
 
-__all__ = ["check_overlap", "check_units"]
+__all__ = ["check_overlap"]
+
+HALF_TURN = 180.0  # degrees
+SLACK = 4.0  # a hundredth of a full turn, which moved bounds are wider by
 
 
 def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -> None:
@@ -25,9 +25,10 @@ def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -
         image: The image.
 
     Raises:
-        TilenetError: They do not meet.
+        TilenetError: They do not meet, or count longitudes differently.
     """
     own = bounds_of(image.transform, image.whole)
+    _check_longitudes(path, labels, crs, image, own)
     # In the labels' CRS: an image is small enough to be moved, a country may not be.
     moved = bounds_in(own, image.crs, crs)
     if moved is None or not labels.finite or moved.meets(labels):
@@ -41,37 +42,22 @@ def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -
     )
 
 
-DEGREE = round(radians(1), 12)
-
-Unit = tuple[bool, float] | None  # whether an angle, its length in radians or metres; None: no CRS
-
-
-def check_units(images: Sequence[Raster], resolution: float) -> None:
-    """Refuse one resolution for images whose units differ: 0.5 m is not 0.5°.
-
-    Raises:
-        TilenetError: Names the first image of another unit.
-    """
-    first = _unit(images[0])
-    for image in images:
-        unit = _unit(image)
-        if unit != first:
-            raise TilenetError(
-                f"resolution is one number in the units of all images (resolution: {resolution:g}, "
-                f"{images[0].path}: {_unit_name(first)}, {image.path}: {_unit_name(unit)}); leave "
-                f"resolution out, or bring the images to one unit with {MOVE}"
-            )
-
-
-def _unit(image: Raster) -> Unit:
-    if not image.crs:
-        return None
-    return bool(image.crs.is_geographic), round(image.crs.units_factor[1], 12)
-
-
-def _unit_name(unit: Unit) -> str:
-    """Not the CRS's name of it: there are several for a metre."""
-    if unit is None:
-        return "no CRS"
-    names = {(False, 1.0): "metres", (True, DEGREE): "degrees"}
-    return names.get(unit, f"units of {unit[1]:.9g} {'radians' if unit[0] else 'm'}")
+def _check_longitudes(
+    path: str, labels: Bounds, crs: "CRS | None", image: Raster, own: Bounds
+) -> None:
+    """Refuse labels in −180° to 180° for an image that goes on to 360°: half would be missing."""
+    beyond = own._replace(left=max(own.left, HALF_TURN))
+    # Grids whose pixels have their middles at −180° and 180° reach half a pixel further.
+    if not image.crs or not image.crs.is_geographic or own.right < HALF_TURN + image.transform.a:
+        return
+    moved = bounds_in(labels, crs, image.crs) if labels.finite else None
+    if moved is None or moved.right > HALF_TURN + SLACK:
+        return
+    turned = moved._replace(left=moved.left + 2 * HALF_TURN, right=moved.right + 2 * HALF_TURN)
+    if turned.meets(beyond):
+        raise TilenetError(
+            f"labels and image count longitudes alike ({path}: {moved}; {image.path}: {own}); "
+            "bring an image of all longitudes to −180° to 180° with gdalwarp -t_srs EPSG:4326 "
+            "-wo SOURCE_EXTRA=1000 --config CENTER_LONG 0, any other and its labels to one "
+            "projection around it"
+        )

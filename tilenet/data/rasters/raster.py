@@ -183,6 +183,11 @@ class Raster:
         return {colour: band for colour, band in pairs if colour}
 
     @property
+    def scaling(self) -> tuple[tuple[float, float], ...]:
+        """Scale and offset of each band that is read, as the file says; values are not scaled."""
+        return tuple(self._files.scaling[band - 1] for band in self.bands)
+
+    @property
     def size_in_file(self) -> tuple[int, int]:
         """Height and width of the file's own pixels."""
         return int(self._files.height), int(self._files.width)
@@ -194,10 +199,13 @@ class Raster:
 
     @property
     def facts(self) -> str:
-        """GDAL's facts about the file: size, bands, dtype, where files on other grids lie."""
+        """GDAL's facts about the file: size, bands, dtype, scales, files on other grids."""
         height, width = self.file_size
         dtypes = "/".join(dict.fromkeys(self._files.dtypes))
         notes = [f"; {os.path.basename(view.path)} {view.facts}" for view in self._files.resampled]
+        scaling = dict.fromkeys(self._files.scaling)
+        if set(scaling) != {(1.0, 0.0)}:
+            notes.append("; " + "/".join(f"× {scale!r} {offset:+}" for scale, offset in scaling))
         return f"{height} × {width} px, {self._files.count} × {dtypes}" + "".join(notes)
 
     def coarser(self, factor: int) -> Affine:

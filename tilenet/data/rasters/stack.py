@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import product
+from math import isfinite
 from pathlib import PurePath
 from typing import Any
 
@@ -41,15 +42,15 @@ from tilenet.geometry.windows import Window
 __all__ = ["FileStack", "same_grid", "wide_alpha"]
 
 
-def same_grid(first: Affine, second: Affine, height: int, width: int) -> bool:
-    """Whether all corners agree to a hundredth of a pixel: what rounding elsewhere leaves."""
+def same_grid(first: Affine, second: Affine, height: int, width: int, px: float = 0.01) -> bool:
+    """Whether all corners agree to a part of a pixel: a hundredth is what rounding leaves."""
     pixel = min(np.hypot(second.a, second.d), np.hypot(second.b, second.e))
     for row, col in product((0, height), (0, width)):
         x, y = (
             (a[0] - b[0]) * col + (a[1] - b[1]) * row + a[2] - b[2]
             for a, b in ((first[:3], second[:3]), (first[3:6], second[3:6]))
         )
-        if np.hypot(x, y) > pixel / 100:
+        if np.hypot(x, y) > pixel * px:
             return False
     return True
 
@@ -68,6 +69,7 @@ class FileStack:
         georeferencing: Georeferencing of the first file.
         dtypes: One per band.
         bands: Names of each band.
+        scaling: Scale and offset tags of each band.
         alpha: Numbers of the bands that are masks of other bands.
         files: All files that are read, with masks and others that lie next to them.
 
@@ -110,6 +112,9 @@ class FileStack:
         self.dtypes = tuple(name for d in datasets for name in dtypes_of(d))
         colours = [colour for d in datasets for colour in d.colorinterp]
         texts = [text for d in datasets for text in d.descriptions]
+        scales = [scale for d in datasets for scale in d.scales]
+        offsets = [offset for d in datasets for offset in d.offsets]
+        self.scaling = tuple(map(_tags, scales, offsets))
         self.bands = tuple(
             _band(datasets[number], colour, text, len(datasets) > 1)
             for (number, _), colour, text in zip(self._places, colours, texts, strict=True)
@@ -355,6 +360,10 @@ def _band(dataset: Any, colour: Any, description: str | None, stacked: bool) -> 
     # Grey is what GDAL says of the first of bands of which it knows nothing.
     name = "" if colour in (ColorInterp.undefined, ColorInterp.gray) else str(colour.name)
     return Band((description or "").strip(), name, parts)
+
+
+def _tags(scale: float, offset: float) -> tuple[float, float]:
+    return (scale, offset) if isfinite(scale) and isfinite(offset) and scale else (1.0, 0.0)
 
 
 def _any_differs(values: NDArray[Any], rows: Sequence[int], number: int) -> NDArray[np.bool_]:

@@ -4,8 +4,13 @@ import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+import rasterio
+
+from tilenet.data.rasters.opening import quiet
 from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.mapping.writing.class_colours import class_colours
@@ -94,7 +99,7 @@ def _files_of(image: str) -> list[str]:
     return [piece for part in parts for piece in (part, *re.split('[":!?]+', part)) if piece]
 
 
-def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
+def put_map(aside: str, path: str, categories: tuple[str, ...], crs: Any = None) -> None:
     """Put a finished map in its place, next to it names of values for GDAL, a style for QGIS.
 
     Names and statistics of an older map would be taken for this one's, and are removed.
@@ -103,23 +108,43 @@ def put_map(aside: str, path: str, categories: tuple[str, ...]) -> None:
         aside: The map, on the same disk.
         path: Its place.
         categories: Meanings of the values 0, 1, …; empty: they have none.
+        crs: rasterio's CRS of the map; it too stands next to the map where GeoTIFF has no keys for
+            it, as for rotated poles.
     """
     side_file, names = f"{path}.aux.xml", f"{aside}.names"
     try:
+        parts = _crs_part(f"{aside}.crs.tif", crs) if crs else ""
         if categories:
             entries = "".join(f"<Category>{escape(name)}</Category>" for name in categories)
+            parts += (
+                f'<PAMRasterBand band="1"><CategoryNames>{entries}</CategoryNames></PAMRasterBand>'
+            )
+        if parts:
             with open(names, "w", encoding="utf-8") as file:
-                file.write(
-                    '<PAMDataset><PAMRasterBand band="1"><CategoryNames>'
-                    f"{entries}</CategoryNames></PAMRasterBand></PAMDataset>\n"
-                )
+                file.write(f"<PAMDataset>{parts}</PAMDataset>\n")
         if os.path.exists(side_file):
             os.remove(side_file)
         put(aside, path)
-        if categories:
+        if parts:
             put(names, side_file)
         colours = class_colours(len(categories))
         put_style(path, style_text(categories, colours) if categories else None)
     finally:
         if os.path.exists(names):
             os.remove(names)
+
+
+def _crs_part(path: str, crs: Any) -> str:
+    """The element for a CRS that GDAL writes next to a GeoTIFF that cannot hold it; "": it can."""
+    side_file = f"{path}.aux.xml"
+    try:
+        profile = {"driver": "GTiff", "height": 1, "width": 1, "count": 1, "dtype": "uint8"}
+        with quiet(), rasterio.open(path, "w", crs=crs, **profile):
+            pass
+        if not os.path.exists(side_file):
+            return ""
+        element = ElementTree.parse(side_file).find("SRS")
+        return "" if element is None else ElementTree.tostring(element, encoding="unicode")
+    finally:
+        for file in filter(os.path.exists, (path, side_file)):
+            os.remove(file)

@@ -5,13 +5,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 
+from tilenet.data.alike import check_bands, check_units
 from tilenet.data.collars import share_collars
 from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource, ValidationImage
 from tilenet.data.labels.values import Values
 from tilenet.data.rasters.block_memory import keep_blocks
-from tilenet.data.rasters.extent import check_units
 from tilenet.data.rasters.handles import MOST_OPEN, allow_open_files
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stacked_paths import stacked_paths
@@ -102,7 +102,7 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
     with agreed(comm):
         if comm.rank == 0:  # it resolves the paths
             check_apart(opened.files, once=run.validation.share > 0)
-        _check_bands(opened)
+        check_bands(opened.all_images)
     return opened
 
 
@@ -184,13 +184,3 @@ def _opened(
         opened_files.append(_Opened(image, labels, sample_files([image], [labels], split)))
         part_done()
     return opened_files
-
-
-def _check_bands(opened: RunImages) -> None:
-    first, *_ = opened.images
-    for other in opened.validation:
-        if len(other.image.bands) != len(first.bands):
-            raise TilenetError(
-                f"all images need the same number of bands ({first.path}: {len(first.bands)}, "
-                f"{other.image.path}: {len(other.image.bands)}); choose some with bands"
-            )

@@ -36,7 +36,6 @@ def plan_run(
     Raises:
         TilenetError: A rule is broken.
     """
-    _check_bands(run.image_paths, shapes)
     request = run.network, len(shapes[0][0]), len(run.class_names), run.seed
     network = architecture or Architecture.of(*request, window_px=run.window_px)
     sizes = tiled_sizes([size for _, size in shapes], run.crop_px, rotations=run.augment.rotations)
@@ -103,16 +102,6 @@ def _balance(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> tuple[int, .
     balance = run.balance or likely_balance(layers, size, run.num_partitions, together)
     check_balance(balance, len(layers), run.num_partitions, together)
     return tuple(balance)
-
-
-def _check_bands(paths: Sequence[str], shapes: Sequence[Shape]) -> None:
-    bands = shapes[0][0]
-    for path, (own, _) in zip(paths, shapes, strict=True):
-        if len(own) != len(bands):
-            raise TilenetError(
-                f"all images need the same number of bands ({paths[0]}: {len(bands)}, "
-                f"{path}: {len(own)}); choose some with bands"
-            )
 
 
 def _check_window_sizes(run: RunFile, shapes: Sequence[Shape]) -> None:

@@ -1,0 +1,113 @@
+"""Scale and offset tags: images of one network have the same, numbers of a regression get them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from unlike_scenes import write
+
+from tilenet.__main__ import main
+from tilenet.data.labels.values import Values
+from tilenet.data.rasters.raster import Raster
+
+SIZE = 23, 31
+GRID = {"driver": "GTiff", "crs": "EPSG:32630", "transform": rasterio.Affine(2, 0, 5e5, 0, -2, 4e6)}
+RNG = np.random.default_rng(5)
+PIXELS = RNG.integers(1, 999, (2, *SIZE)).astype(np.int16)
+CLASSES = RNG.integers(0, 3, (1, *SIZE)).astype(np.uint8)
+
+
+def raster(path: Path, values: np.ndarray, scale: float = 1.0, offset: float = 0.0) -> str:
+    write(path, values, **GRID)
+    if (scale, offset) != (1, 0):
+        with rasterio.open(path, "r+") as file:
+            # The last band only: the tags of each band count.
+            file.scales = (1.0,) * (file.count - 1) + (scale,)
+            file.offsets = (0.0,) * (file.count - 1) + (offset,)
+    return str(path)
+
+
+def train(folder: Path, images: list[str], *more: str) -> int:
+    labels = raster(folder / "labels.tif", CLASSES)
+    return main(
+        [
+            "train",
+            *("--images", str(images), "--labels", str([labels] * len(images)), "--classes", "3"),
+            *("--network.poolings", "1", "--network.base", "2", "--steps", "1", "--device", "cpu"),
+            *("--output", str(folder / "run"), "--overwrite", *more),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset", "code"),
+    [(0.1, 0, 1), (1, 5, 1), (1, 0, 0), (0, 0, 0), (float("nan"), 0, 0), (1 + 1e-8, 0, 0)],
+)
+def test_images_of_a_run_have_one_scaling(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    scale: float,
+    offset: float,
+    code: int,
+) -> None:
+    plain = raster(tmp_path / "plain.tif", PIXELS)
+    tagged = raster(tmp_path / "tagged.tif", PIXELS[::-1], scale, offset)
+    assert train(tmp_path, [plain, tagged]) == code
+    said = capfd.readouterr().err
+    assert ("the same scale and offset tags" in said) == bool(code), said
+    if code:
+        assert f"band 2 of {tagged}: × {scale:g} +{offset:g}" in said
+        assert train(tmp_path, [plain, tagged], "--bands", "[1]") == 0  # the tags of what is read
+        assert train(tmp_path, [tagged]) == 0
+        labels = str(tmp_path / "labels.tif")
+        held = ("--validation.images", f"[{tagged}]", "--validation.labels", f"[{labels}]")
+        assert train(tmp_path, [plain], *held) == 1
+
+
+def test_an_image_to_map_is_scaled_as_those_trained_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tagged = raster(tmp_path / "tagged.tif", PIXELS, 1e-4, -0.1)
+    plain = raster(tmp_path / "plain.tif", PIXELS)
+    assert train(tmp_path, [tagged]) == 0
+    output = str(tmp_path / "map.tif")
+    command = ["predict", str(tmp_path / "run/last"), plain, output, "--device", "cpu"]
+    assert main(command) == 1
+    assert "trained on: × 0.0001 -0.1, band 2" in capfd.readouterr().err
+    assert main([*command[:2], tagged, *command[3:]]) == 0
+    # Checkpoints of before say nothing of it.
+    folder = tmp_path / "older"
+    shutil.copytree(tmp_path / "run/last/", folder)
+    entry = json.loads((folder / "network.json").read_text())
+    assert entry.pop("scaling") == [[1, 0], [1e-4, -0.1]]
+    (folder / "network.json").write_text(json.dumps(entry))
+    (folder / "checksums.json").unlink()
+    assert main(["predict", str(folder), plain, output, "--device", "cpu", "--overwrite"]) == 0
+
+
+def test_numbers_of_a_regression_have_their_unit(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stored = RNG.integers(-500, 500, (1, *SIZE)).astype(np.int16)
+    image = raster(tmp_path / "image.tif", PIXELS)
+    packed = raster(tmp_path / "packed.tif", stored, 0.01, 30)
+    metres = raster(tmp_path / "metres.tif", stored * 0.01 + 30)
+    with Raster(image) as opened, Values(packed, opened) as labels:
+        assert "× 0.01 +30.0" in labels.facts  # another tag is another file to a run that goes on
+        np.testing.assert_allclose(labels.targets(opened.whole), stored[0] * 0.01 + 30, 1e-15)
+    for mapped, truth in ((packed, metres), (metres, packed)):
+        assert main(["evaluate", mapped, truth, "--json"]) == 0
+        scores = json.loads(capfd.readouterr().out)
+        assert scores["rmse"] < 1e-12
+        assert scores["r2"] > 1 - 1e-12
+
+
+def test_info_says_that_pixels_are_read_as_stored(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tagged = raster(tmp_path / "tagged.tif", PIXELS, 1e-4, -0.1)
+    assert main(["info", tagged]) == 0
+    assert "read as stored: 2 (× 0.0001 -0.1)" in capfd.readouterr().out
