@@ -91,10 +91,9 @@ def test_pixels_are_standardised_to_the_bit(dtype: torch.dtype) -> None:
     record = NetworkRecord(
         (Conv(3, 2),), (1, 2, 3), ("a", "b"), 255, mean, std, None, None, "float32", 0
     )
-    wanted = standardise(values, np.ones((20, 30), bool), mean, std, dtype)
-    found = FromPixels(nn.Identity(), record, dtype, softmax=False)(
-        torch.from_numpy(values).to(dtype)[None]
-    )
+    pixels = torch.from_numpy(values).to(dtype)
+    wanted = standardise(pixels.numpy(), np.ones((20, 30), bool), mean, std, dtype)
+    found = FromPixels(nn.Identity(), record, dtype, softmax=False)(pixels[None])
     assert torch.equal(found, wanted)
 
 

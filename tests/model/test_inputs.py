@@ -71,6 +71,17 @@ def test_float64_pixels_keep_their_digits() -> None:
     assert np.array_equal(found[0].numpy(), np.where(valid, values - 1e9, 0))
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "float64"])
+def test_float32_networks_see_small_differences_of_large_numbers(dtype: str) -> None:
+    values, valid = pixels("int64")
+    values = (values + 10**9).astype(dtype)
+    mean = (1e9 + 20.3, 1e9, 1e9)
+    found = standardise(values, valid, mean, (30.0, 1.0, 7.0), torch.float32)[0].numpy()
+    exact = np.where(valid, values.astype(np.float64) - np.array(mean)[:, None, None], 0)
+    exact /= np.array([30.0, 1.0, 7.0])[:, None, None]
+    assert np.abs(found - exact).max() < 1e-6 * np.abs(exact).max()
+
+
 @pytest.mark.parametrize(
     ("size", "std", "precision"),
     [(1e200, 1e200, torch.float32), (3e38, 1.0, torch.float32), (1.5e308, 1.0, torch.float64)],

@@ -39,6 +39,8 @@ def standardise(
     scaled = np.empty((1, *values.shape), work)
     rows = max(1, BLOCK // max(1, values.shape[2]))
     missing = None if valid.all() else ~valid
+    # float32 would lose small differences of large numbers before their mean is taken off.
+    exact = work == np.float64 or np.can_cast(values.dtype, work)
     too_large: list[object] = []
     # Also for pixels without data, which may have any value.
     with np.errstate(over="call", invalid="ignore", call=lambda *about: too_large.append(about)):
@@ -51,9 +53,12 @@ def standardise(
         for band in range(len(values)):
             for row in range(0, values.shape[1], rows):  # a block stays in the cache
                 block = scaled[0, band, row : row + rows]
-                block[:] = values[band, row : row + rows]
-                block -= shift[band]
-                block -= rest[band]
+                if exact:
+                    block[:] = values[band, row : row + rows]
+                    block -= shift[band]
+                    block -= rest[band]
+                else:
+                    block[:] = values[band, row : row + rows] - np.float64(mean[band])
                 block /= scale[band]
                 if missing is not None:
                     block[missing[row : row + rows]] = 0

@@ -20,7 +20,7 @@ from tilenet.data.rasters.collar import Collar, Runs, collar_strips, strip_runs
 from tilenet.data.rasters.georeferencing import Georeferencing
 from tilenet.data.rasters.handles import READING
 from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster
-from tilenet.data.rasters.resample import block_mean, factor_of
+from tilenet.data.rasters.resample import block_mean, dtype_of_means, factor_of
 from tilenet.data.rasters.stack import FileStack
 from tilenet.errors import TilenetError
 from tilenet.geometry.pieces import strips_of, within
@@ -101,8 +101,7 @@ class Raster:
             raise
         self.crs = self._files.crs
         dtype = np.result_type(*(self._files.dtypes[band - 1] for band in self.bands))
-        coarse = np.dtype(np.float64 if dtype == np.float64 else np.float32)
-        self.dtype = dtype if self.factor == 1 else coarse
+        self.dtype = dtype if self.factor == 1 else dtype_of_means(dtype)
 
     def _see(self) -> None:
         self.height = -(-self._files.height // self.factor)

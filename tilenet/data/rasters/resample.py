@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
 
-__all__ = ["block_mean", "block_mode", "factor_of"]
+__all__ = ["block_mean", "block_mode", "dtype_of_means", "factor_of"]
 
 MOST_FACTOR = 4096  # a pixel that is read is the mean of its square
 
@@ -44,6 +44,11 @@ def factor_of(resolution: float | None, transform: Any, path: str) -> int:
     return factor
 
 
+def dtype_of_means(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """float32 where it holds all values of the dtype, else float64."""
+    return np.dtype(np.float32 if np.can_cast(dtype, np.float32) else np.float64)
+
+
 def block_mean(
     values: NDArray[Any], valid: NDArray[np.bool_], factor: int
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -54,10 +59,10 @@ def block_mean(
         valid: (H, W).
 
     Returns:
-        Means (C, ceil(H / f), ceil(W / f)) in float32 (float64 for float64), 0 where no pixel is
-        valid, and whether one is.
+        Means (C, ceil(H / f), ceil(W / f)) in `dtype_of_means`, 0 where no pixel is valid, and
+        whether one is.
     """
-    dtype = np.float64 if values.dtype == np.float64 else np.float32
+    dtype = dtype_of_means(values.dtype)
     # A power of two, so that no digit changes: sums of the largest numbers overflow.
     scale = 2.0 ** -(factor**2).bit_length() if dtype == np.float64 else 1.0
     values, valid = _whole_blocks(values, factor), _whole_blocks(valid, factor)
