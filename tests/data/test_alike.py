@@ -111,3 +111,35 @@ def test_info_says_that_pixels_are_read_as_stored(
     tagged = raster(tmp_path / "tagged.tif", PIXELS, 1e-4, -0.1)
     assert main(["info", tagged]) == 0
     assert "read as stored: 2 (× 0.0001 -0.1)" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tag", "more", "said"),
+    [
+        (-9999, (), "as in band 1 (-9999)"),
+        (-9999, ("--bands", "[1]"), "as in band 1 (-9999)"),
+        (-9999, ("--bands", "[2]"), ""),
+        (-9999, ("--nodata", "none"), ""),
+        (0, (), ""),
+        (None, ("--nodata", "-9999"), "as in band 1 (-9999)"),
+    ],
+)
+def test_that_nodata_counts_where_another_band_has_data_is_said_once(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    tag: float | None,
+    more: tuple[str, ...],
+    said: str,
+) -> None:
+    values = PIXELS.copy()
+    values[0, 3:9, 4:7] = -9999 if tag is None else tag
+    values[:, 20:] = -9999 if tag is None else tag
+    path = tmp_path / "image.tif"
+    write(path, values, **GRID, nodata=tag)
+    for _ in range(2):  # from a survey that was kept too
+        assert train(tmp_path, [str(path)], *more) == 0
+        printed = capfd.readouterr().err
+        assert printed.count("counts as a value") == bool(said), printed
+        assert said in printed
+    assert main(["info", str(path), "--pixels", "--bands", "1"]) == 0
+    assert ("band 1 (-9999)" in capfd.readouterr().out) == (tag == -9999)

@@ -26,7 +26,7 @@ from tilenet.data.rasters.raster import GDAL_ERRORS, Nodata, Raster
 from tilenet.data.rasters.remedies import tiled_copy
 from tilenet.data.rasters.stack import wide_alpha
 from tilenet.data.survey import survey
-from tilenet.data.survey_record import Survey
+from tilenet.data.survey_record import Survey, nodata_note
 from tilenet.errors import TilenetError
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl
@@ -94,6 +94,7 @@ def describe(
                     [image], [labels] if labels else None, MOST_CLASSES, None, RankControl(comm)
                 )
                 facts["pixels"] = _pixels(image, stats)
+                facts["notes"] += [*filter(None, [nodata_note([image], stats)])]
                 facts["notes"] += _pixel_notes(image, stats)
                 if labels is not None:
                     facts["labels"] |= _classes(stats)

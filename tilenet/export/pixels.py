@@ -12,8 +12,8 @@ class FromPixels(nn.Module):
     """Maps pixel values (B, bands, H, W) to logits or probabilities (B, classes, H′, W′).
 
     It standardises as `model.inputs.standardise` does, to the bit where its dtype holds all values
-    of the image's: differences of 1 between whole numbers beyond 2²⁴ are lost here. It does not know which pixels
-    hold no data.
+    of the image's: differences of 1 between whole numbers beyond 2²⁴ are lost here. It does not
+    know which pixels hold no data.
 
     Args:
         network: Network on standardised pixels; taken over, in evaluation mode.

@@ -187,6 +187,13 @@ class Raster:
         return tuple(self._files.scaling[band - 1] for band in self.bands)
 
     @property
+    def nodata_values(self) -> tuple[float | None, ...]:
+        """The value without data of each band that is read, in the run file or its tag."""
+        if self.nodata is None:
+            return tuple(self._files.nodata_tags[band - 1] for band in self.bands)
+        return (None if isinstance(self.nodata, str) else self.nodata,) * len(self.bands)
+
+    @property
     def size_in_file(self) -> tuple[int, int]:
         """Height and width of the file's own pixels."""
         return int(self._files.height), int(self._files.width)

@@ -70,6 +70,7 @@ class FileStack:
         dtypes: One per band.
         bands: Names of each band.
         scaling: Scale and offset tags of each band.
+        nodata_tags: Nodata tag of each band; None: it has none.
         alpha: Numbers of the bands that are masks of other bands.
         files: All files that are read, with masks and others that lie next to them.
 
@@ -115,6 +116,7 @@ class FileStack:
         scales = [scale for d in datasets for scale in d.scales]
         offsets = [offset for d in datasets for offset in d.offsets]
         self.scaling = tuple(map(_tags, scales, offsets))
+        self.nodata_tags = tuple(tag for d in datasets for tag in d.nodatavals)
         self.bands = tuple(
             _band(datasets[number], colour, text, len(datasets) > 1)
             for (number, _), colour, text in zip(self._places, colours, texts, strict=True)

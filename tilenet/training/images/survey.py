@@ -20,7 +20,7 @@ from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.fingerprint import fingerprint
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.survey_record import Survey, load_survey, save_survey
+from tilenet.data.survey_record import Survey, load_survey, nodata_note, save_survey
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context
 from tilenet.mapping.fingerprint import list_files
@@ -65,7 +65,7 @@ def run_survey(
         survey = None if key is None or path is None else _load_kept(path, key)
     survey = comm.bcast(survey)
     if isinstance(survey, Survey):
-        _say_unlabelled(opened.images, survey, comm)
+        _say_notes(opened.images, survey, comm)
         return survey
     mask = None if opened.held_out is None else opened.held_out.mask
     files, number = (opened.images, opened.labels), len(plan.record.classes)
@@ -76,7 +76,7 @@ def run_survey(
             save_survey(survey, path, key)
         except TilenetError as error:
             say(f"the survey of the images is not kept, and will be made again: {error}")
-    _say_unlabelled(opened.images, survey, comm)
+    _say_notes(opened.images, survey, comm)
     return survey
 
 
@@ -109,8 +109,10 @@ def class_weights(
     return None if weights_key is None else tuple(weights_key)
 
 
-def _say_unlabelled(images: Sequence[Raster], survey: Survey, comm: "MPI.Intracomm") -> None:
-    """Print images without a labelled pixel: no error, but probably a mistake."""
+def _say_notes(images: Sequence[Raster], survey: Survey, comm: "MPI.Intracomm") -> None:
+    """Print what is no error, but probably a mistake: images without labels, nodata amid data."""
+    if comm.rank == 0 and (note := nodata_note(images, survey)):
+        say(note)
     bare = [
         image.path
         for image, cells in zip(images, survey.classes_in_cells, strict=True)
