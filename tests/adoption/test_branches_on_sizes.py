@@ -27,7 +27,7 @@ BRANCHES: dict[str, tuple[Function, str]] = {
     ),
     "sizes between": (
         lambda m, x: x.relu() if 300 < x.shape[2] < 2000 else x,
-        "1536 × 2048 px: relu",
+        "384 × 512 px: relu",
     ),
     "one large image": (
         lambda m, x: x.relu() if len(x) == 1 and x.shape[2] > 400 else x,
@@ -38,6 +38,12 @@ BRANCHES: dict[str, tuple[Function, str]] = {
         "2 images of 20480 × 128 px: relu",
     ),
     "more images": (lambda m, x: x.relu() if len(x) > 16 else x, "33 images of 128 × 256 px: relu"),
+    "a number": (lambda m, x: x * min(1.0, 512 / x.shape[3]), "1536 × 2048 px: mul"),
+    "a whole number": (
+        lambda m, x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=x.shape[2] < 9000),
+        "20480 × 128 px: avg_pool2d",
+    ),
+    "a number of images": (lambda m, x: x + (len(x) > 16), "33 images of 128 × 256 px: add"),
     "as many times as rows": (
         lambda m, x: sum((x for _ in range(x.shape[2] // 1000)), x),
         "1536 × 2048 px: add",
@@ -112,3 +118,10 @@ def test_layers_of_one_weight_are_run() -> None:
     module.two.weight = shared.weight
     with pytest.raises(TilenetError, match="33 images of 128 × 256 px: convolution differs"):
         prove(nn.Sequential(module, shared))
+
+
+@pytest.mark.parametrize("number", [lambda x: 1 / x.shape[2], lambda x: float("nan"), lambda x: -1])
+def test_numbers_that_differ_among_small_images_are_left_to_their_values(
+    number: Callable[[Tensor], float],
+) -> None:
+    prove(Around(lambda m, x: x * number(x)))
