@@ -20,6 +20,8 @@ __all__ = [
 VALUE_SCORES = "rmse", "mae", "bias", "r2"
 SMALLEST = "loss", "rmse", "mae"  # scores with the smallest value as the best
 
+ROUNDING = 1e-13  # of a mean, relative to it: numbers that differ by less are one number
+
 SMALL_SPAN = 1024  # a table of all pairs of so many values takes 8 MB
 
 
@@ -101,7 +103,7 @@ def number_scores(pieces: Sequence[tuple[float, ...]], unmapped: int) -> dict[st
         "rmse": sqrt(square / count),
         "mae": size / count,
         "bias": error / count,
-        "r2": 1 - square / spread if spread > 0 else None,
+        "r2": 1 - square / spread if spread > count * (ROUNDING * mean) ** 2 else None,
         "num_pixels": int(count),
         "num_unmapped": unmapped,
     }

@@ -368,3 +368,45 @@ def test_pairs_are_counted_whatever_their_values(values: list[int]) -> None:
     labels, found = rng.choice(np.array(values, np.int64), (2, 301))
     assert count_pairs(labels, found) == Counter(zip(labels.tolist(), found.tolist(), strict=True))
     assert count_pairs(labels[:0], found[:0]) == {}
+
+
+def test_classes_that_do_not_occur_have_no_scores_and_none_is_ignored_by_chance(
+    write_raster: Write, capsys: Capture
+) -> None:
+    rng = np.random.default_rng(6)
+    values = rng.integers(0, 2, (2, 1, 12, 15)).astype(np.uint16)
+    paths = [write_raster("map.tif", values[0]), write_raster("labels.tif", values[1])]
+    tagged(paths[0], [f"c{number}" for number in range(4)])
+    assert main([*paths, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["iou"][2:] == found["f1"][2:] == [None, None]
+    assert np.shape(found["confusion"]) == (4, 4)
+    assert found["mean_iou"] == np.mean(found["iou"][:2])
+    tagged(paths[0], [f"c{number}" for number in range(300)])
+    assert main(paths) == 1
+    assert "ignore_index may not be a class (ignore_index: 255" in capsys.readouterr().err
+    assert main([*paths, "--ignore-index", "65535"]) == 0
+
+
+def test_names_without_text_count_among_the_tags(write_raster: Write, capsys: Capture) -> None:
+    mapped, truth = a_pair()
+    paths = [write_raster("map.tif", mapped, nodata=200), write_raster("labels.tif", truth)]
+    tagged(paths[0], ["a", "", "c"])
+    assert main([*paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["classes"] == ["a", "", "c"]
+
+
+@pytest.mark.parametrize("truth", [0.1, 3.7e5, -1 / 3])
+def test_labels_of_one_number_have_no_r2(
+    write_raster: Write, capsys: Capture, truth: float
+) -> None:
+    shape = 1, 41, 37  # whose mean rounds
+    mapped = np.random.default_rng(7).normal(truth, 1, shape)
+    paths = [write_raster("map.tif", mapped), write_raster("labels.tif", np.full(shape, truth))]
+    assert main([*paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["r2"] is None
+    write_raster(
+        "labels.tif", np.full(shape, truth) + np.random.default_rng(8).normal(0, 1e-6, shape)
+    )
+    assert main([*paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["r2"] < -1e6

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rasterio
+from rasterio import shutil as shutil_of_rasterio
 from unlike_scenes import write
 
 from tilenet.__main__ import main
@@ -143,3 +144,31 @@ def test_that_nodata_counts_where_another_band_has_data_is_said_once(
         assert said in printed
     assert main(["info", str(path), "--pixels", "--bands", "1"]) == 0
     assert ("band 1 (-9999)" in capfd.readouterr().out) == (tag == -9999)
+
+
+def test_an_image_to_map_has_the_bands_that_a_run_named_or_as_many(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    two = raster(tmp_path / "two.tif", PIXELS)
+    three = raster(tmp_path / "three.tif", np.concatenate([PIXELS, PIXELS[:1]]))
+    output, predict = str(tmp_path / "map.tif"), ["predict", str(tmp_path / "run/last")]
+    rest = [output, "--device", "cpu", "--overwrite"]
+    assert train(tmp_path, [two]) == 0
+    assert main([*predict, three, *rest]) == 1
+    assert "as many bands as it was trained on (trained on: 2, bands: 3)" in capfd.readouterr().err
+    assert main([*predict, three, *rest, "--bands", "1,2"]) == 0
+    assert train(tmp_path, [two], "--bands", "[2,1]") == 0
+    assert main([*predict, three, *rest]) == 0
+    assert main([*predict, two, *rest]) == 0
+
+
+def test_a_map_does_not_replace_what_a_virtual_image_is_read_from(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    image, virtual = raster(tmp_path / "image.tif", PIXELS), str(tmp_path / "image.vrt")
+    shutil_of_rasterio.copy(image, virtual, driver="VRT")
+    assert train(tmp_path, [virtual]) == 0
+    before = Path(image).read_bytes()
+    assert main(["predict", str(tmp_path / "run"), virtual, image, "--overwrite"]) == 1
+    assert "may not replace what its image is read from" in capfd.readouterr().err
+    assert Path(image).read_bytes() == before

@@ -233,3 +233,22 @@ def test_names_at_the_top() -> None:
         assert getattr(tilenet, name)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = tilenet.trian
+
+
+def test_four_bands_of_bytes_are_read_alike_from_a_file_and_from_an_array(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    values = np.random.default_rng(3).integers(0, 3, (4, 20, 24)).astype(np.uint8)
+    bands = {"count": 4, "height": 20, "width": 24, "dtype": "uint8"}
+    path = tmp_path / "image.tif"
+    with rasterio.open(path, "w", driver="GTiff", photometric="MINISBLACK", **bands) as file:
+        file.write(values)
+    net = torch.nn.Conv2d(4, 2, 3, padding=1)
+    found = [tilenet.predict(net, image, output="logits", prove=False) for image in (path, values)]
+    assert np.isfinite(found[1]).all()
+    assert np.array_equal(*found)
+
+
+def test_classes_of_one_name_are_refused() -> None:
+    net, image = torch.nn.Conv2d(1, 2, 1), np.zeros((1, 9, 9), np.float32)
+    with pytest.raises(tilenet.TilenetError, match="each class has a name of its own"):
+        tilenet.predict(net, image, classes=["x", "x"])

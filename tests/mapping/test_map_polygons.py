@@ -297,3 +297,48 @@ def test_a_full_disk_leaves_no_part_of_a_file(
         assert main(["polygons", path, str(disk / f"out.{ending}")]) == 1
         assert list(disk.iterdir()) == []
         assert "a place that has room" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("crs", "ending", "read_back"),
+    [
+        ("EPSG:32630", "geojson", "EPSG:32630"),
+        ("EPSG:4326", "geojson", "EPSG:4326"),
+        ("+proj=tmerc +lat_0=50 +lon_0=10 +ellps=GRS80 +units=m", "geojson", None),
+        ("+proj=tmerc +lat_0=50 +lon_0=10 +ellps=GRS80 +units=m", "gpkg", ""),
+        ("+proj=longlat +ellps=bessel", "geojson", None),
+        ("+proj=longlat +ellps=bessel", "fgb", ""),
+    ],
+)
+def test_polygons_lie_where_the_map_does_or_are_refused(
+    tmp_path: Path, capsys: Capture, crs: str, ending: str, read_back: str | None
+) -> None:
+    source = write_map(tmp_path / "map.tif", np.eye(9, dtype="uint8"), SKEWED, crs=crs)
+    out = tmp_path / f"out.{ending}"
+    assert main(["polygons", source, str(out)]) == (read_back is None)
+    if read_back is None:
+        assert "GeoJSON names a CRS by its code" in capsys.readouterr().err
+        assert not out.exists()
+        return
+    with rasterio.open(source) as file:
+        expected = file.crs
+    assert rasterio.crs.CRS.from_user_input(pyogrio.read_info(out)["crs"]) == expected
+
+
+@pytest.mark.parametrize("name", ["gpkg_a.gpkg", "SQLITE_b.gpkg", ".c.gpkg", "d.gpkg"])
+def test_a_file_may_have_names_that_its_layer_may_not(tmp_path: Path, name: str) -> None:
+    source = write_map(tmp_path / "map.tif", np.eye(9, dtype="uint8"), SKEWED)
+    polygons(source, tmp_path / name)
+    ((layer, _),) = pyogrio.list_layers(tmp_path / name)
+    assert layer == ("d" if name == "d.gpkg" else "polygons")
+
+
+def test_polygons_of_just_the_least_area_stay(tmp_path: Path) -> None:
+    values = np.full((30, 30), NODATA, np.uint8)
+    values[5:15, 5:15] = 1
+    side = rasterio.Affine(0.7, 0, 0, 0, -0.7, 0)
+    assert 100 * abs(side.determinant) < 49  # as floats have it
+    source = write_map(tmp_path / "map.tif", values, side)
+    for least, count in ((49, 1), (49.001, 0)):
+        polygons(source, tmp_path / "out.gpkg", "--min-area", least, "--overwrite")
+        assert pyogrio.read_info(tmp_path / "out.gpkg")["features"] == count

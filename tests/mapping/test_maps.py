@@ -418,3 +418,43 @@ def test_a_rotated_grid_survives_a_map(tmp_path: Path, real: Path) -> None:
             assert original.transform.b != 0
             assert file.transform == original.transform
             assert file.crs == original.crs
+
+
+def test_four_scaled_scores_are_no_colours(tmp_path: Path, write_raster: Write) -> None:
+    kind, path = MapKind(4, "uint8", 255, ("a", "b", "c", "d"), 1 / 250), str(tmp_path / "map.tif")
+    values = np.random.default_rng(1).integers(0, 2, (4, 9, 7)).astype(np.uint8)
+    image = write_raster("image.tif", np.zeros((9, 7), np.uint8))
+    with Raster(image) as source, MapWriter(path, source, kind) as writer:
+        writer.write(source.whole, values)
+        writer.finish()
+    with rasterio.open(path) as file, Raster(path) as mapped:
+        assert {colour.name for colour in file.colorinterp} <= {"gray", "undefined"}
+        assert mapped.bands == (1, 2, 3, 4)
+        assert mapped.read(mapped.whole).valid.all()
+        assert np.array_equal(file.read(), values)
+
+
+def test_masks_and_overviews_of_an_older_map_go_with_it(
+    tmp_path: Path, write_raster: Write
+) -> None:
+    path, values = tmp_path / "map.tif", np.ones((300, 300), np.uint8)
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=False, TIFF_USE_OVR=True):
+        with rasterio.open(
+            path, "w", driver="GTiff", height=300, width=300, count=1, dtype="uint8"
+        ) as file:
+            file.write_mask(np.zeros((300, 300), np.uint8))
+        with rasterio.open(path, "r+") as file:
+            file.build_overviews([2])
+    assert {".msk", ".ovr"} <= {name.suffix for name in tmp_path.iterdir()}
+    with Raster(write_raster("image.tif", values)) as source:
+        write_map(source, str(path), CLASSES)
+    assert not {".msk", ".ovr"} & {name.suffix for name in tmp_path.iterdir()}
+    with rasterio.open(path) as file:
+        assert file.overviews(1) == []
+
+
+@pytest.mark.parametrize("name", ["", "new/"])
+def test_a_map_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TilenetError, match="a map is a file"):
+        check_target(name, overwrite=False)

@@ -385,3 +385,38 @@ def test_addresses_are_not_looked_for_where_the_run_was_started(a_run: Path) -> 
     view = RunView(a_run)
     assert view.path_of("https://host/a.tif") == "https://host/a.tif"
     assert view.path_of("none.tif") != "none.tif"
+
+
+def test_a_map_is_shown_with_its_own_image(scene: Path, tmp_path: Path) -> None:
+    """Images of one size, without a grid, and of two zones with the same coordinates."""
+    rng = np.random.default_rng(2)
+    names, flat = ("a", "b", "c", "d"), {"driver": "GTiff", "count": 1, "height": 40, "width": 50}
+    zones = dict(zip(names, (None, None, "EPSG:32630", "EPSG:32631"), strict=True))
+    images = []
+    for name, crs in zones.items():
+        place = {"crs": crs, "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 4e6)} if crs else {}
+        for kind in ("image", "label"):
+            path = tmp_path / f"{kind}_{name}.tif"
+            with rasterio.open(path, "w", dtype="uint8", **flat, **place) as file:
+                file.write(rng.integers(0, 2, (1, 40, 50)).astype(np.uint8))
+        images.append(str(tmp_path / f"image_{name}.tif"))
+    labels = [path.replace("image_", "label_") for path in images]
+    keys = ["--images", str(images), "--labels", str(labels), "--classes=2", "--steps=1"]
+    small = ["--network.poolings=1", "--network.convolutions=1", "--network.base=4"]
+    run = tmp_path / "run"
+    assert main(["train", *keys, *small, "--output", str(run), "--device=cpu"]) == 0
+    for image, label in zip(images, labels, strict=True):
+        out, page = str(tmp_path / "map.tif"), tmp_path / "page.html"
+        assert main(["predict", str(run), image, out, "--overwrite", "--device=cpu"]) == 0
+        with rasterio.open(out) as mapped, rasterio.open(label) as truth:
+            wrong = int((mapped.read(1) != truth.read(1)).sum())
+        assert main(["report", str(run), "--map", out, "-o", str(page)]) == 0
+        places = Page(page.read_text()).section("Places")
+        assert f"{wrong:,} of 2,000 labelled pixels are wrong" in places.all("h3")[0].text
+
+
+def test_a_page_replaces_pages_alone(a_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "labels.tif"
+    other.write_bytes(b"II*")
+    assert main(["report", str(a_run), "-o", str(other)]) == 1
+    assert other.read_bytes() == b"II*"

@@ -171,7 +171,7 @@ def _table(answer: Answer) -> str:
             continue
         value = answer.values[name]
         if isinstance(value, list):
-            text = (" × " if name == "grid" else " to ").join(str(part) for part in value)
+            text = (" to " if name == "tile_own_px" else " × ").join(str(part) for part in value)
         elif isinstance(value, float):
             text = f"{value:.4f}"
         else:

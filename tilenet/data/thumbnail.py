@@ -10,6 +10,7 @@ from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.bands import BandNames
 from tilenet.data.rasters.raster import Nodata, Pixels, Raster
+from tilenet.data.rasters.resample import MOST_FACTOR
 from tilenet.geometry.windows import Window
 
 __all__ = ["LabelFile", "Thumbnail", "thumbnail"]
@@ -59,7 +60,7 @@ def thumbnail(
     Raises:
         TilenetError: A file cannot be read, or does not fit.
     """
-    every = max(1, max(window.height, window.width) // most_px)
+    every = min(MOST_FACTOR, max(1, max(window.height, window.width) // most_px))
     with ExitStack() as opened:
         with Raster(path) as image:
             own = float(np.hypot(image.transform.a, image.transform.d))

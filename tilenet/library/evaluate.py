@@ -158,8 +158,14 @@ def evaluate(
             )
         errors = number_scores(*sum_errors(path, truth, watchdog, window))
         return NumberScores(**errors, unit=read_unit(path))
-    class_scores = scores(confusion_matrix(path, truth, ignore_index, keys, watchdog, window))
-    return Scores(**class_scores, classes=read_class_names(path))
+    names = read_class_names(path)
+    if 0 <= ignore_index < len(names):
+        raise TilenetError(
+            f"ignore_index may not be a class (ignore_index: {ignore_index}, {path}: classes 0 to "
+            f"{len(names) - 1}); name another number, with --ignore-index"
+        )
+    matrix = confusion_matrix(path, truth, ignore_index, keys, watchdog, window, len(names))
+    return Scores(**scores(matrix), classes=names)
 
 
 def _name(index: int, names: Sequence[str]) -> str:

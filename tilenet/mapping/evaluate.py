@@ -70,6 +70,7 @@ def confusion_matrix(
     vectors: VectorKeys | None = None,
     watchdog: Watchdog = NEVER,
     window: tuple[int, ...] | None = None,
+    least: int = 0,
 ) -> NDArray[np.int64]:
     """Count pixels by label (rows) and class in the map (columns).
 
@@ -79,6 +80,7 @@ def confusion_matrix(
 
     Args:
         watchdog: Armed for each block.
+        least: Classes of the matrix at least, whether or not they occur.
         window: Row, column, height and width of the part of the map that is scored; None: all.
 
     Raises:
@@ -102,7 +104,7 @@ def confusion_matrix(
             f"labels are counted from 0 ({labels_path}: {wrong[0]}); name that value with "
             "--ignore-index or relabel"
         )
-    classes = 1 + max(max(pair) for pair in pairs)
+    classes = max(least, 1 + max(max(pair) for pair in pairs))
     if classes > MOST_CLASSES:
         raise TilenetError(
             f"at most {MOST_CLASSES} classes are compared (largest value in {map_path} or "

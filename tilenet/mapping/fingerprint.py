@@ -1,4 +1,4 @@
-"""Fingerprints of files that a map is computed from, to notice when a file changes."""
+"""The files that a map is computed from: to notice when one changes, or would be replaced."""
 
 import hashlib
 import os
@@ -7,20 +7,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tilenet.data.rasters.opening import opened
 from tilenet.errors import TilenetError
 
-__all__ = ["describe_files", "hash_file", "list_files"]
+__all__ = ["check_image_stays", "describe_files", "hash_file"]
 
 
-def list_files(paths: Iterable[str]) -> list[str]:
-    """Return the files, and those that VRTs read through other VRTs, which GDAL does not list."""
-    files = list(paths)
-    for path in files:  # which grows
-        if path.lower().endswith(".vrt"):
-            with suppress(TilenetError), opened(path) as inner:
-                files += [file for file in map(str, inner.files) if file not in files]
-    return files
+def check_image_stays(path: str, files: Iterable[str]) -> None:
+    """Refuse a map in the place of a file that its image is read from, as one that a VRT names.
+
+    Args:
+        files: All files of the image.
+
+    Raises:
+        TilenetError: The map would replace one.
+    """
+    if os.path.exists(path) and os.path.realpath(path) in map(os.path.realpath, files):
+        raise TilenetError(
+            f"a map may not replace what its image is read from ({path}); give it another name"
+        )
 
 
 def describe_files(paths: Iterable[str]) -> list[list[Any]]:

@@ -4,9 +4,10 @@ import numpy as np
 
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
+from tilenet.mapping.writing.map_kind import IMAGE_TAG
 from tilenet.storage.class_names import names_in_map
 
-__all__ = ["check_class_map", "holds_numbers", "read_class_names", "read_unit"]
+__all__ = ["check_class_map", "holds_numbers", "read_class_names", "read_image_name", "read_unit"]
 
 
 def read_class_names(map_path: str) -> tuple[str, ...]:
@@ -48,3 +49,10 @@ def read_unit(map_path: str) -> str | None:
     with Raster(map_path) as mapped:
         unit: str | None = mapped.dataset.units[0]
         return unit or None
+
+
+def read_image_name(map_path: str) -> str | None:
+    """`image_name` of the image that a map is of; None: it does not say."""
+    with Raster(map_path) as mapped:
+        name: str | None = mapped.dataset.tags().get(IMAGE_TAG)
+        return name

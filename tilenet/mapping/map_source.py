@@ -18,7 +18,7 @@ from tilenet.geometry.halo_rule import HaloRule, halo_rule
 from tilenet.geometry.opaque import no_code
 from tilenet.geometry.tiles import Tiling
 from tilenet.geometry.windows import Part, Window
-from tilenet.mapping.fingerprint import describe_files, hash_file, list_files
+from tilenet.mapping.fingerprint import check_image_stays, describe_files, hash_file
 from tilenet.mapping.mapper import Computed, Mapper, Output
 from tilenet.mapping.prediction import Prediction, UnsavedNetwork
 from tilenet.mapping.turns import Turned, turns_of
@@ -94,8 +94,10 @@ class MapSource:
         """
         record, network = _open_network(prediction, folder)
         nodata = record.nodata if prediction.nodata is None else prediction.nodata
-        bands = prediction.bands or record.wanted_bands
+        bands = prediction.bands or record.bands_to_read
         image = stack.enter_context(Raster(prediction.image, bands, record.resolution, nodata))
+        if prediction.out is not None:
+            check_image_stays(prediction.out, image.files)
         if len(image.bands) != len(record.bands):
             raise TilenetError(
                 f"the network reads as many bands as it was trained on (trained on: "
@@ -135,7 +137,7 @@ class MapSource:
             "the version of torch": torch.__version__,
             "the network": hash_file(self.folder / "network.json"),
             "the weights": hash_file(self.folder / "weights.safetensors"),
-            "the image": describe_files(list_files(self.image.files)),
+            "the image": describe_files(self.image.files),
             "the image's name": os.path.basename(self.image.path),
             "bands": self.image.bands,
             "nodata": self.image.nodata,

@@ -65,7 +65,7 @@ def validation(view: RunView) -> Section:
     if at is not None:
         step, value = table.columns["step"][at], table.columns[view.score][at]
         best = f"The best by {view.score} is {value:.4g}, of step {step:,.0f}."
-        if view.score != "loss":
+        if view.score in dict(SCORES):
             mark = step, value, f"best {value:.4g}, step {step:,.0f}"
     alt = f"Validation scores at {len(table):,} steps. {best}"
     return {"charts": [curves(lines, alt, "score", mark)], "notes": [best] * bool(best)}

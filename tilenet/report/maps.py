@@ -58,7 +58,8 @@ def finished_maps(mapped: Raster, image: Raster) -> SmallMaps:
     Raises:
         TilenetError: It is no class map, or not of this image.
     """
-    whole = mapped.size == image.size and mapped.transform.almost_equals(image.transform)
+    whole = mapped.size == image.size and mapped.crs == image.crs
+    whole &= mapped.transform.almost_equals(image.transform)
     if not whole or len(mapped.bands) != 1 or not np.issubdtype(mapped.dtype, np.integer):
         raise TilenetError(
             f"a class map on the grid of one of the run's images is needed ({mapped.path}: "

@@ -19,6 +19,8 @@ from tilenet.training.folder.files import REPORT
 
 __all__ = ["page", "try_report", "write_report"]
 
+BEGIN = b"<!DOCTYPE html>"
+
 # Errors of code that finds a number, a list or a text in a file where it expects another type.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -46,6 +48,10 @@ def write_report(
             "checkpoint); name the folder that is output in the run file"
         )
     target = folder / REPORT if out is None else out
+    if out is not None and out.exists() and out.read_bytes()[: len(BEGIN)] != BEGIN:
+        raise TilenetError(
+            f"a report replaces no other file ({out} is there and is no page); give it another name"
+        )
     write_aside(page(view, map_path, maps=maps), target, "a report")
     return target
 

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.raster import Raster
+from tilenet.data.rasters.stacked_paths import image_name
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Part, Window
+from tilenet.mapping.map_facts import read_image_name
 from tilenet.report.maps import NO_CLASS, SmallMaps, computed_maps, finished_maps
 from tilenet.report.pictures import class_picture, error_picture, picture_uri, rgba, stretched
 from tilenet.report.run_view import RunView, Section
@@ -96,10 +98,15 @@ def _computed(view: RunView, run: RunFile, stack: ExitStack) -> tuple[str, Scene
 
 
 def _finished(view: RunView, run: RunFile, map_path: str, stack: ExitStack) -> Scene:
-    """Return the first image, or the run's part of it, with the grid of the finished map."""
+    """Return the first image, or the run's part of it, with the grid of the finished map.
+
+    One of the name that the map says comes before others of that grid.
+    """
     keys = run.validation
     files = [*zip(keys.image_paths, keys.label_paths, strict=True)]
     files += zip(run.image_paths, run.label_paths, strict=True)
+    name = read_image_name(map_path)
+    files.sort(key=lambda pair: image_name(pair[0]) != name)
     first: TilenetError | None = None
     for pair, part in product(files, dict.fromkeys((run.part, None))):
         with ExitStack() as tried:

@@ -1,6 +1,7 @@
 """Names of classes: the names that maps, tables and pages can hold, and the names in a map."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from xml.etree import ElementTree
@@ -16,7 +17,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_class_names(names: Sequence[str], where: str) -> None:
-    """Refuse names with control characters, and names that UTF-8 cannot hold.
+    """Refuse names with control characters, names that UTF-8 cannot hold, and a name given twice.
 
     Args:
         where: Key or file that holds the names, for the error.
@@ -35,6 +36,12 @@ def check_class_names(names: Sequence[str], where: str) -> None:
                 f"a class's name must be UTF-8 ({where}: {name!r}); write it again in an editor or "
                 "terminal that writes UTF-8"
             )
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise TilenetError(
+            f"each class has a name of its own, by which scores are told apart ({where}: {name!r} "
+            f"is there {times} times); name them apart, or give only their number"
+        )
 
 
 def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
@@ -52,7 +59,6 @@ def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
         categories = tree.findall("PAMRasterBand[@band='1']/CategoryNames/Category")
         if categories:
             return tuple(category.text or "" for category in categories)
-    names: list[str] = []
-    while (name := tags.get(f"class_{len(names)}")) is not None:
-        names.append(name)
-    return tuple(names)
+    numbers = [int(tag[6:]) for tag in tags if re.fullmatch("class_[0-9]{1,5}", tag)]
+    # GDAL keeps no tag without a text.
+    return tuple(tags.get(f"class_{number}", "") for number in range(1 + max(numbers, default=-1)))

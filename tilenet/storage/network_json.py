@@ -41,6 +41,7 @@ class NetworkRecord:
             holds it; None: it holds the network's own names.
         task: `classification`, or `regression`: `classes` then names the predicted number.
         unit: Unit of a regression; None: not given.
+        all_bands: Whether the run file names no bands: another image has as many, but for alpha.
         scaling: Scale and offset tags of each band of the training images; None: not known.
     """
 
@@ -58,7 +59,13 @@ class NetworkRecord:
     names: dict[str, str] | None = None
     task: str = TASKS[0]
     unit: str | None = None
+    all_bands: bool = False
     scaling: tuple[tuple[float, float], ...] | None = None
+
+    @property
+    def bands_to_read(self) -> tuple[int | str, ...] | None:
+        """The bands of another image as the run file names them; None: all but alpha."""
+        return None if self.all_bands else self.wanted_bands
 
     @property
     def wanted_bands(self) -> tuple[int | str, ...]:
@@ -91,6 +98,7 @@ class NetworkRecord:
             "classes": list(self.classes),
             "ignore_index": self.ignore_index,
             "statistics": {"mean": list(self.mean), "std": list(self.std)},
+            "all_bands": self.all_bands,
             "scaling": None if self.scaling is None else [list(pair) for pair in self.scaling],
             "resolution": self.resolution,
             "nodata": self.nodata,
@@ -132,6 +140,7 @@ class NetworkRecord:
                 names=_weight_names(entry.get("names")),
                 task=_task(entry.get("task", TASKS[0])),
                 unit=None if entry.get("unit") is None else str(entry["unit"]),
+                all_bands=bool(entry.get("all_bands", False)),
                 scaling=_scaling(entry.get("scaling")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -1,8 +1,8 @@
 """Open one raster, or say in a sentence why it cannot be read: missing, broken, a container."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from math import isfinite
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "cannot_open",
     "check_header",
     "dtypes_of",
+    "files_of",
     "opened",
     "quiet",
     "reason",
@@ -55,6 +56,19 @@ def opened(path: str, *, alone: bool = False, placed: bool = True) -> Any:
             return rasterio.open(path) if is_remote(path) else rasterio.DatasetReader(path)
     except GDAL_ERRORS as error:
         raise cannot_open(path, error) from error
+
+
+def files_of(datasets: Iterable[Any]) -> list[str]:
+    """The files that open ones are read from, and those that VRTs read through other VRTs.
+
+    GDAL does not list these.
+    """
+    files = [str(path) for dataset in datasets for path in dataset.files]
+    for path in files:  # which grows
+        if path.lower().endswith(".vrt"):
+            with suppress(TilenetError), opened(path) as inner:
+                files += [file for file in map(str, inner.files) if file not in files]
+    return files
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from tilenet.data.rasters.opening import (
     cannot_open,
     check_header,
     dtypes_of,
+    files_of,
     opened,
     reason,
 )
@@ -105,7 +106,7 @@ class FileStack:
         self.transform: Any = self.georeferencing.transform
         # The file's number, and the band's there, of each band.
         self._places = [(n, b) for n, d in enumerate(datasets) for b in range(1, d.count + 1)]
-        self.files = tuple(str(path) for dataset in datasets for path in dataset.files)
+        self.files = tuple(files_of(datasets))
         self._handles.alone = len(self.files) == len(datasets)
         self._handles.placed = not self._handles.alone or [d.driver for d in datasets] != ["GTiff"]
         self._block_rows = tuple(int(d.block_shapes[0][0]) for d in datasets)

@@ -2,9 +2,10 @@
 
 import os
 
-from tilenet.data.rasters.location import is_remote
+from tilenet.data.rasters.location import file_name, is_remote
+from tilenet.errors import printable
 
-__all__ = ["stacked_paths"]
+__all__ = ["image_name", "stacked_paths"]
 
 MOST_PLUS_SIGNS = 8  # in the name of one file
 
@@ -31,6 +32,11 @@ def stacked_paths(path: str, folder: str = "") -> tuple[str, ...]:
             paths.append(name)
         del parts[: name.count("+") + 1]
     return tuple(paths)
+
+
+def image_name(path: str) -> str:
+    """Name of an image, or of all files of a stack, without folders."""
+    return printable("+".join(map(file_name, stacked_paths(path))))
 
 
 def _begins(name: str, folder: str) -> bool:

@@ -26,7 +26,7 @@ from tilenet.mapping.polygons.class_polygons import (
     make_band_polygons,
 )
 from tilenet.mapping.polygons.corners import add_met_corners
-from tilenet.mapping.polygons.vector_file import check_ending, write_polygons
+from tilenet.mapping.polygons.vector_file import check_ending, crs_text, write_polygons
 from tilenet.mapping.writing.target import check_target
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import together
@@ -82,6 +82,7 @@ def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
                     ending=".gpkg",
                 )
             mapped = stack.enter_context(Raster(job.map))
+            crs = crs_text(job.out, mapped.crs)
         with agreed(comm):
             names = names_in_map(job.map, mapped.dataset.tags(1))
             numbers = _choose_classes(job, mapped, names)
@@ -106,7 +107,7 @@ def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
                 }
                 shapes = _to_crs(polygons.shapes, mapped, job.simplify)
                 del polygons  # those of a map of 100 000² pixels fill the memory
-                write_polygons(job.out, shapes, columns, mapped.crs and mapped.crs.to_wkt())
+                write_polygons(job.out, shapes, columns, crs)
     return count
 
 
@@ -161,7 +162,8 @@ def _measure_areas(polygons: ClassPolygons, mapped: Raster) -> NDArray[np.float6
 
 
 def _find_large(polygons: ClassPolygons, mapped: Raster, least: float) -> NDArray[np.bool_]:
-    return np.asarray(_measure_areas(polygons, mapped) >= least)
+    # A product of pixels' sides may be a bit less than the area that was meant.
+    return np.asarray(_measure_areas(polygons, mapped) >= least * (1 - 1e-9))
 
 
 def _join_bands(polygons: ClassPolygons, mapped: Raster, ranks: int) -> ClassPolygons:

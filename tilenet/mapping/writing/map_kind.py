@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["MapKind"]
+__all__ = ["IMAGE_TAG", "MapKind"]
+
+IMAGE_TAG = "TILENET_IMAGE"  # of maps, with the name of their image
 
 
 @dataclass(frozen=True)

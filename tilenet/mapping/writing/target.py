@@ -20,6 +20,9 @@ from tilenet.storage.map_style import put_style, style_text
 
 __all__ = ["check_target", "claim_target", "lock_target", "put_map"]
 
+# Files next to a GeoTIFF from which GDAL takes names, statistics, masks and overviews.
+SIDE_FILES = ".aux.xml", ".msk", ".msk.ovr", ".ovr"
+
 
 def check_target(
     path: str,
@@ -46,9 +49,9 @@ def check_target(
         and os.path.realpath(path) in map(os.path.realpath, _files_of(image))
     ):
         raise TilenetError(f"{what} may not replace its image ({path}); give it another name")
-    if os.path.isdir(path):
+    if os.path.isdir(path) or not os.path.basename(path):
         raise TilenetError(
-            f"{what} is a file ({path} is a directory); give it a name ending in {ending}"
+            f"{what} is a file ({path!r} is a directory); give it a name ending in {ending}"
         )
     if os.path.exists(path) and not overwrite:
         raise TilenetError(
@@ -102,7 +105,7 @@ def _files_of(image: str) -> list[str]:
 def put_map(aside: str, path: str, categories: tuple[str, ...], crs: Any = None) -> None:
     """Put a finished map in its place, next to it names of values for GDAL, a style for QGIS.
 
-    Names and statistics of an older map would be taken for this one's, and are removed.
+    What stands next to an older map would be taken for this one's, and is removed.
 
     Args:
         aside: The map, on the same disk.
@@ -122,8 +125,8 @@ def put_map(aside: str, path: str, categories: tuple[str, ...], crs: Any = None)
         if parts:
             with open(names, "w", encoding="utf-8") as file:
                 file.write(f"<PAMDataset>{parts}</PAMDataset>\n")
-        if os.path.exists(side_file):
-            os.remove(side_file)
+        for older in filter(os.path.exists, (path + ending for ending in SIDE_FILES)):
+            os.remove(older)
         put(aside, path)
         if parts:
             put(names, side_file)

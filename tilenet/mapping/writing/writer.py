@@ -21,12 +21,13 @@ from rasterio.io import MemoryFile
 
 from tilenet.data.rasters.opening import quiet
 from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
+from tilenet.data.rasters.stacked_paths import image_name
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.writing.class_colours import class_colours
 from tilenet.mapping.writing.cog import CogJob, cannot_write, template_like, write_cog
 from tilenet.mapping.writing.compressed_tiles import remove_partial, remove_record
-from tilenet.mapping.writing.map_kind import MapKind
+from tilenet.mapping.writing.map_kind import IMAGE_TAG, MapKind
 from tilenet.mapping.writing.map_pieces import Pieces, begin_pieces, put_file
 from tilenet.mapping.writing.target import put_map
 from tilenet.mapping.writing.tiff_header import BLOCK_PX, Template
@@ -84,6 +85,7 @@ class MapWriter:
         self._cog, no_windows = str(aside / "map.tif"), np.empty((0, 4), np.int64)
         self._pieces = Pieces(aside, kind.bands, *size, kind.dtype, kind.nodata, no_windows)
         self._georeferencing, self._factor = like.georeferencing, like.factor
+        self._image = image_name(like.path)
         t, row, col = like.transform, self.window.row, self.window.col
         self._profile = {
             "driver": "GTiff",
@@ -99,6 +101,7 @@ class MapWriter:
             "blockxsize": BLOCK_PX,
             "blockysize": BLOCK_PX,
             "interleave": "band",
+            "photometric": "MINISBLACK",  # or else GDAL takes four scaled scores for colours
         }
         self._written: list[Window] = []
         self._resumable, self._lock, self.why_restarted = False, lock, ""
@@ -172,6 +175,7 @@ class MapWriter:
     def _describe(self, dataset: Any) -> None:
         kind = self.kind
         self._georeferencing.copy_to(dataset, self.window, self._factor)
+        dataset.update_tags(**{IMAGE_TAG: self._image})
         if kind.note is not None:
             dataset.update_tags(TILENET_NOTE=kind.note)
         if kind.scale != 1:

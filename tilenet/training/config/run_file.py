@@ -3,7 +3,6 @@
 Each key is documented in docs/run-file.md.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from math import isfinite
@@ -362,12 +361,6 @@ def _check_classes(run: RunFile) -> None:
             f"a map needs at least two classes (classes: {run.classes}); name the background too"
         )
     check_class_names(run.class_names, "classes")
-    name, times = Counter(run.class_names).most_common(1)[0]
-    if times > 1:
-        raise TilenetError(
-            f"each class has a name of its own, by which scores are told apart (classes: {name!r} "
-            f"is there {times} times); name them apart, or give only their number"
-        )
     if 0 <= run.ignore_index < len(run.class_names):
         raise TilenetError(
             f"ignore_index may not be a class (ignore_index: {run.ignore_index}, classes: 0 to "

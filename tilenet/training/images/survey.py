@@ -23,7 +23,6 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey_record import Survey, load_survey, nodata_note, save_survey
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context
-from tilenet.mapping.fingerprint import list_files
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.images.open import RunImages
@@ -154,7 +153,7 @@ def survey_key(
     """
     images, labels, held_out = opened.images, opened.labels, opened.held_out
     sources: list[Raster | LabelSource] = [*images, *labels]
-    files = [fingerprint(list_files(source.files)) for source in sources]
+    files = [fingerprint(source.files) for source in sources]
     if not all(files):  # of some formats GDAL names no files
         return None
     depends = {

@@ -130,6 +130,7 @@ def _record(run: RunFile, network: Architecture, bands: tuple[int, ...]) -> Netw
         precision=run.precision,
         epsilon_px=network.epsilon_px,
         band_names=run.band_names,
+        all_bands=run.bands is None,
         names=None if network.adopted is None else network.adopted.names,
         task=run.task,
         unit=run.unit,
