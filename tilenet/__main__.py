@@ -3,9 +3,11 @@
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 from importlib import import_module
 
 from tilenet.errors import one_line
+from tilenet.parallel.health.signals import handlers_come_back
 
 COMMANDS = (
     "info",
@@ -58,7 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        return _run(command, rest)
+        # Called by a program that goes on: signals mean then what they meant before.
+        with nullcontext() if arguments is None else handlers_come_back():
+            return _run(command, rest)
     except BrokenPipeError:  # the reader has seen enough: tilenet halo … | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

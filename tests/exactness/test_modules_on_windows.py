@@ -1,6 +1,7 @@
 """Modules as they are, on windows: an approximation, but the same one on any ranks and tiles."""
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tilenet.geometry.opaque import Opaque
 from tilenet.library.whole_run import train
 from tilenet.mapping.blended import tiles_of_windows, window_ratio
 from tilenet.mapping.predict import Prediction, predict
+from tilenet.model.opaque import digest_of
 from tilenet.planning.memory.map_limits import countable
 from tilenet.random_keys import key
 from tilenet.training.config.keys import AugmentKeys, MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
@@ -278,3 +280,44 @@ def test_the_work_ratio_counts_all_windows() -> None:
     # A tile of one step in the middle is touched by two windows a side, at an edge by one.
     each = tiles_of_windows(layer, (160, 96), HaloRule(16, 16, exact=False), 1, tile_px=16)
     assert window_ratio(layer, each) == (2 * 10 - 2) * (2 * 6 - 2) * 32**2 / (160 * 96)
+
+
+@pytest.mark.parametrize("options", [{"window_px": WINDOW, "heads": 3}, None])
+def test_a_run_on_windows_goes_on_with_the_module_that_it_began_with(
+    tmp_path: Path, comm: MPI.Intracomm, options: dict[str, Any] | None
+) -> None:
+    run = a_run(tmp_path / "run", scenes_of(tmp_path, SIZES[:1], comm))
+    assert train(replace(run, steps=1), comm=comm) == 0
+    path = Path(run.output) / "last" / "network.json"
+    entry = json.loads(path.read_text())
+    (layer,) = entry["layers"]
+    assert layer["digest"] == digest_of(network(WINDOW)) == digest_of(network(WINDOW, seed=9))
+    if options is None:
+        layer["digest"] = ""  # as older versions
+    else:
+        layer["digest"] = digest_of(torch.nn.Sequential(network(WINDOW)))
+    path.write_text(json.dumps(entry))
+    (path.parent / "checksums.json").unlink()
+    if options is None:
+        assert train(run, resume=True, comm=comm) == 0
+    else:
+        with pytest.raises(TilenetError, match="goes on with the network that it began with"):
+            train(run, resume=True, comm=comm)
+
+
+def test_a_digest_is_of_what_a_module_is_made_of() -> None:
+    class Part(nn.Module):
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+            vars(self).update(options)
+
+    digests = {
+        digest_of(nn.Sequential(module))
+        for module in (
+            Part(), Part(act="relu"), Part(act="tanh"), Part(act=torch.tanh), Part(act=torch.relu),
+            Part(sizes=[1, 2]), Part(sizes=[2, 1]), Part(scale=float("nan")), nn.Conv2d(1, 1, 3),
+            nn.Conv2d(1, 1, 3, padding=1),
+        )
+    }  # fmt: skip
+    assert len(digests) == 10
+    assert digest_of(Part(thing=object())) == digest_of(Part(thing=object()))

@@ -1,5 +1,6 @@
 """A network that left tilenet gives what `tilenet predict` gives, from the same pixel values."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -175,3 +176,13 @@ def test_windows_of_a_size_that_does_not_fit_are_refused() -> None:
     assert decide_tile(CONTEXT, layer, None).px == 24
     with pytest.raises(TilenetError, match="windows of one size"):
         decide_tile(CONTEXT, layer, 48)
+
+
+def test_a_full_disk_is_said(
+    run: Run, small_disk: Callable[[int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch ends the process where it writes by itself."""
+    out = small_disk(16) / "net.pt2"
+    assert main(["export", str(run("own")), str(out)]) == 1
+    assert "must be written to a place that can be written" in capsys.readouterr().err
+    assert os.listdir(out.parent) == []

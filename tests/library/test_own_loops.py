@@ -300,3 +300,19 @@ def test_ranks_that_ask_for_different_maps_end_in_a_sentence(scene: Path) -> Non
     for more in ({"tile_px": 32 + 2 * rank}, {"std": [1.0, 2.0 + rank]}):
         with pytest.raises(tilenet.TilenetError, match="give each the same arguments"):
             tilenet.predict(Net(), array, **more)
+
+
+def test_a_loop_does_not_go_on_from_spoilt_weights(scene: Path) -> None:
+    job = tilenet.Job()
+    local = job.split(Net().double())
+    optimizer = torch.optim.SGD(local.parameters(), 0.05)
+    loop(local, optimizer, job.steps(**{**SEEN, "steps": 1}))
+    job.save("kept", optimizer)
+    path = Path("kept/last/weights.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(tilenet.TilenetError, match="a loop goes on from a whole checkpoint"):
+        job.load("kept", optimizer)
+    with pytest.raises(tilenet.TilenetError, match="files must be whole"):
+        tilenet.Run("kept").weights()

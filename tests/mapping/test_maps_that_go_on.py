@@ -16,6 +16,7 @@ from mpi4py import MPI
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Window
+from tilenet.mapping.fingerprint import describe_files
 from tilenet.mapping.writing.map_kind import MapKind
 from tilenet.mapping.writing.resume import MapResume
 from tilenet.mapping.writing.target import lock_target
@@ -270,3 +271,15 @@ def test_what_one_rank_cannot_write_ends_the_rounds_of_all(
             assert done == 1
             with pytest.raises(AgreedError, match="no room in round 0"):
                 resume.agree()
+
+
+def test_files_of_one_name_size_and_time_are_told_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "image.tif" for folder in "ab"]
+    for path, end in zip(paths, (b"1", b"2"), strict=True):
+        path.parent.mkdir()
+        path.write_bytes(bytes(200_000) + end)
+        os.utime(path, ns=(10**18, 10**18))
+    first, second = (describe_files([str(path)]) for path in paths)
+    assert first != second
+    assert first == describe_files([str(paths[0])])
+    assert describe_files(["https://nowhere/image.tif"]) == [["image.tif"]]

@@ -32,13 +32,13 @@ def test_a_map_and_its_names_are_on_the_disk_before_predict_is_done(
         file.write(values, 1)
     put_map(str(part), str(path), ("water", "forest"))
     assert acts == [
-        ("sync", str(part)),
-        ("rename", str(path)),
-        ("sync", str(tmp_path)),
         ("sync", f"{part}.names"),
         ("rename", f"{path}.aux.xml"),
         ("sync", str(tmp_path)),
         ("sync", str(path.parent / f".{path.stem}.qml.part")),
         ("rename", str(path.with_suffix(".qml"))),
+        ("sync", str(tmp_path)),
+        ("sync", str(part)),
+        ("rename", str(path)),
         ("sync", str(tmp_path)),
     ]

@@ -205,3 +205,27 @@ def test_strange_lock_files(path: Path, what: str) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(TilenetError, match=r"the map m.tif needs a lock file that can be written"):
         take(tmp_path / "missing" / ".lock")
+
+
+def test_a_process_that_was_killed_while_it_took_over_is_no_hindrance(path: Path) -> None:
+    with holding(path) as other:
+        other.kill()
+    following = path.with_name(f"{path.name}.next")
+    following.write_bytes(path.read_bytes())  # also of a dead process
+    take(path).release()
+    assert os.listdir(path.parent) == []
+
+
+def test_a_lock_is_whole_or_not_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", killed)
+        with pytest.raises(KeyError):
+            take(path)
+    assert not path.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no links")))
+        with take(path), pytest.raises(TilenetError, match="one job at a time"):
+            take(path)

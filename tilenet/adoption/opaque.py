@@ -19,7 +19,7 @@ from tilenet.adoption.state import (
 from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.opaque import Opaque
 from tilenet.model.dropout import MaskKey
-from tilenet.model.opaque import OpaqueModule, first_map
+from tilenet.model.opaque import OpaqueModule, digest_of, first_map
 
 __all__ = ["take_as_it_is"]
 
@@ -73,7 +73,7 @@ def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> A
             f"{changed[0]}); leave such a part in evaluation mode"
         )
     state = state_of(module)
-    layer = Opaque(bands, output.shape[1], window_px, code)
+    layer = Opaque(bands, output.shape[1], window_px, code, digest_of(module))
     names = {f"0.module.{own}": own for own in state}
     return Adopted(
         name,

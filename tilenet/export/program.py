@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,10 @@ class Traced:
             exported.save(path)
         else:
             self.program.example_inputs = None  # as large as a window
-            torch.export.save(self.program, path)
+            # Torch ends the process where a disk is full.
+            buffer = BytesIO()
+            torch.export.save(self.program, buffer)
+            path.write_bytes(buffer.getbuffer())
 
 
 def trace(network: FromPixels, tile_px: int, alignment_px: int, *, any_size: bool) -> Traced:

@@ -22,10 +22,12 @@ class Opaque(Layer):
     Attributes:
         window_px: Height and width of the windows that it runs on, an even number.
         code: Name of the function that builds the module, `package:function`; only for messages.
+        digest: Digest of the module's parts and their options; "": not known.
     """
 
     window_px: int
     code: str
+    digest: str = ""
 
     kind: ClassVar[str] = "opaque"
 

@@ -199,7 +199,9 @@ class Job:
         local = self._network_for("load")
         self._meeting.at("load")
         with agreed(self.comm):
-            self.step, self._record = own_checkpoint.load(Path(folder), local, optimizer)
+            self.step, self._record = own_checkpoint.load(
+                Path(folder), local, optimizer, check=self.rank == 0
+            )
         return self.step
 
     def _network_for(self, name: str) -> LocalNetwork:

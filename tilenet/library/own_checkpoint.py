@@ -4,15 +4,18 @@ from pathlib import Path
 
 import torch
 
+from tilenet.errors import TilenetError
 from tilenet.library.local_network import LocalNetwork
 from tilenet.model.network import load_weights
 from tilenet.storage.checkpoints import (
+    FILES,
     Checkpoint,
     find_checkpoint,
     load_json,
     load_tensors,
     save_checkpoint,
 )
+from tilenet.storage.checksums import wrong_file
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.states import fill_optimizer, optimizer_tensors
 
@@ -40,18 +43,23 @@ def save(
 
 
 def load(
-    folder: Path, local: LocalNetwork, optimizer: torch.optim.Optimizer | None
+    folder: Path, local: LocalNetwork, optimizer: torch.optim.Optimizer | None, *, check: bool
 ) -> tuple[int, NetworkRecord]:
     """Load the weights and the optimizer's states; return the number of steps done and the record.
 
     Args:
         folder: A checkpoint, or a folder with a link `last` to it.
         optimizer: Optimizer that gets its states; None: no states are loaded.
+        check: Whether all files are compared with their checksums: one rank's work.
 
     Raises:
         TilenetError: There is no such checkpoint, or it belongs to another network or optimizer.
     """
     checkpoint = find_checkpoint(folder)
+    if check and (wrong := wrong_file(checkpoint, FILES)):
+        raise TilenetError(
+            f"a loop goes on from a whole checkpoint ({checkpoint}: {wrong}); load another one"
+        )
     weights = load_tensors(checkpoint / "weights.safetensors")
     load_weights(local.network, weights, str(checkpoint), local.adopted.names)
     if optimizer is not None:

@@ -26,6 +26,7 @@ from tilenet.mapping.predict import predict as predict_file
 from tilenet.mapping.prediction import Prediction, UnsavedNetwork
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import load_weights, network_to_fill
+from tilenet.parallel.health.signals import handlers_come_back
 from tilenet.parallel.ranks.abort import end_where_uncaught
 from tilenet.parallel.ranks.comm import agreed, world
 from tilenet.parallel.ranks.meeting import check_alike
@@ -167,7 +168,8 @@ def _predicted(
             name: tuple(options[name]) for name in LIST_OPTIONS if options.get(name) is not None
         }
         out_path = None if out is None else os.fspath(out)
-        facts = predict_file(Prediction(source(path), path, out_path, **options), comm)
+        with handlers_come_back():
+            facts = predict_file(Prediction(source(path), path, out_path, **options), comm)
     if out_path is not None:
         return Map(out_path, facts, finished=not facts["stopped"])
     return _shared(facts.get("values"), comm)

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tilenet.storage.checkpoints import WEIGHTS, find_checkpoint, load_tensors
+from tilenet.storage.checkpoints import WEIGHTS, load_tensors
 from tilenet.storage.tables import read_run_table
+from tilenet.storage.whole_checkpoint import checked_checkpoint
 
 __all__ = ["Run"]
 
@@ -52,7 +53,7 @@ class Run:
         Raises:
             TilenetError: There is no such checkpoint, or it is broken.
         """
-        return load_tensors(find_checkpoint(self.folder / which) / WEIGHTS)
+        return load_tensors(checked_checkpoint(self.folder / which) / WEIGHTS)
 
     @property
     def facts(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from tilenet.library.network import network_keys
 from tilenet.library.run import Run
 from tilenet.library.whole_run import train as train_run
 from tilenet.parallel.health.progress import say
+from tilenet.parallel.health.signals import handlers_come_back
 from tilenet.parallel.ranks.abort import end_where_uncaught
 from tilenet.parallel.ranks.comm import world
 from tilenet.parallel.ranks.meeting import check_alike
@@ -75,9 +76,10 @@ def train(
     run, _ = read_once(read, comm, listed_keys, type(net).__name__, flags)
     hooks = {"on_step": on_step, "on_validation": on_validation}
     callbacks = Callbacks(**{name: hook for name, hook in hooks.items() if hook is not None})
-    code = train_run(
-        run, resume=resume, overwrite=overwrite, comm=comm, module=module, callbacks=callbacks
-    )
+    with handlers_come_back():
+        code = train_run(
+            run, resume=resume, overwrite=overwrite, comm=comm, module=module, callbacks=callbacks
+        )
     return Run(run.output, finished=code == 0)
 
 

@@ -12,6 +12,9 @@ from tilenet.errors import TilenetError
 __all__ = ["check_image_stays", "describe_files", "hash_file"]
 
 
+END_BYTES = 1 << 16
+
+
 def check_image_stays(path: str, files: Iterable[str]) -> None:
     """Refuse a map in the place of a file that its image is read from, as one that a VRT names.
 
@@ -28,13 +31,20 @@ def check_image_stays(path: str, files: Iterable[str]) -> None:
 
 
 def describe_files(paths: Iterable[str]) -> list[list[Any]]:
-    """Return each file's name, bytes and time of last change; of remote files the name alone."""
+    """Each file's name, bytes, time of last change and a hash of its ends; of remote ones the name.
+
+    Files of one size that an archive held may have one name and time.
+    """
     facts: list[list[Any]] = []
     for path in paths:
         facts.append([os.path.basename(path)])
         with suppress(OSError):
             status = os.stat(path)
-            facts[-1] += [status.st_size, status.st_mtime_ns]
+            with open(path, "rb") as file:
+                begin = file.read(END_BYTES)
+                file.seek(max(0, status.st_size - END_BYTES))
+                ends = hashlib.sha256(begin + file.read(END_BYTES)).hexdigest()
+            facts[-1] += [status.st_size, status.st_mtime_ns, ends]
     return facts
 
 

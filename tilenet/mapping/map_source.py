@@ -24,7 +24,7 @@ from tilenet.mapping.prediction import Prediction, UnsavedNetwork
 from tilenet.mapping.turns import Turned, turns_of
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network, check_weight_count, load_weights, network_to_fill
-from tilenet.model.opaque import opaque_network
+from tilenet.model.opaque import OpaqueModule, digest_of, opaque_network
 from tilenet.planning.maps.question import MapQuestion
 from tilenet.storage.checkpoints import load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
@@ -137,6 +137,9 @@ class MapSource:
             "the version of torch": torch.__version__,
             "the network": hash_file(self.folder / "network.json"),
             "the weights": hash_file(self.folder / "weights.safetensors"),
+            "the module": [
+                digest_of(p.module) for p in self.network.modules() if isinstance(p, OpaqueModule)
+            ],
             "the image": describe_files(self.image.files),
             "the image's name": os.path.basename(self.image.path),
             "bands": self.image.bands,

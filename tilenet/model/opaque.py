@@ -1,5 +1,7 @@
 """A user module as the only layer of a network."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +14,7 @@ from tilenet.model.network import Network
 from tilenet.model.origin import origin_under_way
 from tilenet.random_keys import key
 
-__all__ = ["OpaqueModule", "first_map", "opaque_network"]
+__all__ = ["OpaqueModule", "digest_of", "first_map", "opaque_network"]
 
 
 class OpaqueModule(nn.Module):
@@ -49,6 +51,25 @@ class OpaqueModule(nn.Module):
         with torch.random.fork_rng(devices, device_type=x.device.type):
             torch.manual_seed(key(own.seed, "opaque", own.step, *images) % 2**63)
             return first_map(self.module(x))
+
+
+def digest_of(module: nn.Module) -> str:
+    """Digest of a module's parts: names, types and plain attributes; neither weights nor code."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, part in module.named_modules():
+        digest.update(f"{name} {type(part).__qualname__}\n".encode())
+        for option, value in sorted(vars(part).items()):
+            if not option.startswith("_") and option != "training":
+                digest.update(f"{option} {_text(value)}\n".encode(errors="replace"))
+    return digest.hexdigest()
+
+
+def _text(value: object) -> str:
+    """Text of a number, a word, a function, or of lists of these; of others their type's name."""
+    try:
+        return json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
 def first_map(output: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 import base64
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,4 +43,5 @@ def save_figure(figure: "Figure", path: Path) -> None:
             "choose another path"
         ) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # the file system may be read-only
+            part.unlink(missing_ok=True)

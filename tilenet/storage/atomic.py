@@ -5,6 +5,7 @@ power cut there is the old file or the new one, never an empty one or none.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from tilenet.errors import TilenetError
@@ -53,7 +54,8 @@ def write_aside(text: str, path: Path, what: str, *, executable: bool = False) -
             part.chmod(0o755)
         put(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # the file system may have become read-only
+            part.unlink(missing_ok=True)
         raise TilenetError(
             f"{what} must be written to a place that can be written ({path}: {error.strerror}); "
             "name another file"

@@ -30,8 +30,8 @@ from tilenet.storage.strict_json import parsed_json
 
 __all__ = [
     "FILES", "NETWORK", "WEIGHTS", "Checkpoint", "checkpoint_of_step", "find_checkpoint",
-    "kept_checkpoint", "last_step", "link", "load_json", "load_tensors", "mark_best", "run_again",
-    "save_checkpoint", "saved_checkpoints", "set_aside", "step_order",
+    "kept_checkpoint", "last_step", "link", "load_json", "load_tensors", "mark_best", "mend_links",
+    "run_again", "save_checkpoint", "saved_checkpoints", "set_aside", "step_order",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -87,10 +87,7 @@ def save_checkpoint(
     try:
         _clear_left(run)
         _write(aside, tensors, texts)
-        orders = [step_order(path) for path in saved_checkpoints(run)]
-        again = [order[1] for order in orders if order is not None and order[0] == step]
-        if again:  # the step was saved before; where all are in order, the newest comes last
-            final = folder / f"step-{step:08d}.{max(again) + 1}"
+        final = _name_of(run, step)
         aside.rename(final)
         sync(folder)
         link(run, "last", final)
@@ -239,6 +236,46 @@ def set_aside(run: Path, broken: list[Path], whole: Path) -> None:
             f"a run's folder must be writable ({run}: {error.strerror}); make room there and run "
             "again with --resume"
         ) from error
+
+
+def mend_links(run: Path) -> None:
+    """Make links again of `last` and `best` that a copy to another disk has made folders.
+
+    Raises:
+        TilenetError: The run's folder cannot be written.
+    """
+    try:
+        for name in ("last", "best"):
+            copy = run / name
+            if copy.is_symlink() or not (copy / CHECKSUMS).is_file():
+                continue
+            sums = (copy / CHECKSUMS).read_bytes()
+            saved = [path for path in saved_checkpoints(run) if (path / CHECKSUMS).is_file()]
+            same = [path for path in saved if (path / CHECKSUMS).read_bytes() == sums]
+            if same:
+                left = run / "checkpoints" / f".step-{name}.part"
+                copy.rename(left)
+                shutil.rmtree(left, ignore_errors=True)
+            else:  # the link's target was not copied
+                step = int(load_json(copy / PROGRESS)["step"])
+                same = [_name_of(run, step)]
+                same[0].parent.mkdir(exist_ok=True)
+                copy.rename(same[0])
+            link(run, name, same[-1])
+    except OSError as error:
+        raise TilenetError(
+            f"a run's folder must be writable ({run}: {error.strerror}); make room there and run "
+            "again with --resume"
+        ) from error
+
+
+def _name_of(run: Path, step: int) -> Path:
+    """A folder for a checkpoint of a step; the step may have been saved before."""
+    orders = [step_order(path) for path in saved_checkpoints(run)]
+    again = [order[1] for order in orders if order is not None and order[0] == step]
+    # Where all are in order, the newest comes last.
+    name = f"step-{step:08d}" + f".{max(again, default=0) + 1}" * bool(again)
+    return run / "checkpoints" / name
 
 
 def _same(path: Path, other: Path) -> bool:

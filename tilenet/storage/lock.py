@@ -90,14 +90,18 @@ class Lock:
             following.unlink(missing_ok=True)  # of a process that was killed between two calls
             return True
         left = _read(self.path)
+        if not self._may_replace(left):
+            return False
         # One process at a time replaces, and only the file that it has looked at.
-        if not self._may_replace(left) or not _write_new(following, self._record):
+        if not _write_new(following, self._record):
+            if self._may_replace(_read(following)):  # of a process that was killed just then
+                following.unlink(missing_ok=True)
             return False
         if _read(self.path) != left:
             following.unlink(missing_ok=True)
             return False
         following.replace(self.path)
-        return True
+        return _read(self.path) == self._record
 
     def _may_replace(self, record: dict[str, Any]) -> bool:
         mine = self._record
@@ -107,15 +111,20 @@ class Lock:
 
 
 def _write_new(path: Path, record: dict[str, Any]) -> bool:
-    """Write a file that is not there yet; False: it is."""
+    """Write a file that is not there yet; False: it is. At no moment is half of it there."""
+    part = path.with_name(f"{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
-        with path.open("x") as file:
-            file.write(json.dumps(record) + "\n")
-    except FileExistsError:
-        return False
-    except OSError:  # a full disk leaves no lock
-        path.unlink(missing_ok=True)
-        raise
+        part.write_text(json.dumps(record) + "\n")
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without hard links
+            if path.exists():
+                return False
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return True
 
 

@@ -1,13 +1,13 @@
 """`network.json`: all that is needed, besides the weights, to make maps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, get_args
 
 from tilenet.choices import Precision
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context, context_of
-from tilenet.geometry.layers import Layer
+from tilenet.geometry.layers import Cellwise, Conv, Layer
 from tilenet.geometry.legal_layers import MOST_HALO_PX, check_grids, check_layers
 from tilenet.geometry.opaque import Opaque, opaque_of
 from tilenet.storage.class_names import check_class_names
@@ -77,6 +77,13 @@ class NetworkRecord:
     def opaque(self) -> Opaque | None:
         """The network's only layer, where it is an opaque module; None: a list of layers."""
         return opaque_of(self.layers)
+
+    def same_network(self, other: "NetworkRecord") -> bool:
+        """Whether the layers are the same, whichever of their weights are trained."""
+        if self.opaque is not None and other.opaque is not None and not self.opaque.digest:
+            other = replace(other, layers=(replace(other.opaque, digest=""),))  # of an older file
+        kinds = [[_all_trained(layer) for layer in record.layers] for record in (self, other)]
+        return kinds[0] == kinds[1]
 
     def context(self) -> Context:
         """Return the alignment and the context of the network's tiles."""
@@ -150,6 +157,12 @@ class NetworkRecord:
             ) from error
         _check(record)
         return record
+
+
+def _all_trained(layer: Layer) -> Layer:
+    if not isinstance(layer, Cellwise | Conv):
+        return layer
+    return replace(layer, weights=tuple((name, shape, True) for name, shape, _ in layer.weights))
 
 
 def _check(record: NetworkRecord) -> None:

@@ -77,6 +77,8 @@ class History:
             rows: list[list[str]] = []
             if steps_done > 0 and path.exists():
                 lines, left = _whole_lines(path)
+                if not lines:
+                    raise _damaged(path, 1, "the names of the columns are missing")
                 self.torn = bool(left)
                 rows = _rows(path, lines, steps_done, columns, of_steps)
             if whole:
@@ -106,10 +108,24 @@ class History:
         """Append several; arguments and errors as above, each row with its step."""
         texts = [["" if v is None else f"{v:.17g}" for v in row] for row in rows]
         try:
+            self._check_place()
             self._writer.writerows(texts)
             self._file.flush()
         except OSError as error:
             raise self._unwritable(error) from error
+
+    def _check_place(self) -> None:
+        """Refuse to write to a file that no longer is the one at the path.
+
+        Raises:
+            OSError: It is missing, as in a folder that was moved.
+            TilenetError: It is another one, as after an edit in place.
+        """
+        if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path)):
+            raise TilenetError(
+                f"{self.path.name} may not be replaced while a run writes it ({self.path}: another "
+                "file than the run's); put the run's rows back and run again with --resume"
+            )
 
     def sync(self) -> None:
         """Have the disk hold all rows, before a checkpoint that counts their steps as made.

@@ -14,9 +14,25 @@ from typing import Any
 
 from tilenet.errors import TilenetError
 
-__all__ = ["FOLDER", "Scalars"]
+__all__ = ["FOLDER", "Scalars", "check_package"]
 
 FOLDER = "tensorboard"
+EVENTS = "events.out.tfevents"
+
+
+def check_package() -> None:
+    """Refuse to write scalars without the package.
+
+    Raises:
+        TilenetError: It is missing.
+    """
+    try:
+        import tensorboard.summary.writer.record_writer  # noqa: F401
+    except ImportError as error:
+        raise TilenetError(
+            f"scalars need the package tensorboard (tensorboard: true, {error}); pip install "
+            "tilenet[tensorboard], or leave the key out"
+        ) from error
 
 
 class Scalars:
@@ -35,17 +51,15 @@ class Scalars:
     """
 
     def __init__(self, run: Path, steps_done: int, warn: Callable[[str], None]) -> None:
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError as error:
-            raise TilenetError(
-                f"scalars need the package tensorboard (tensorboard: true, {error}); pip install "
-                "tilenet[tensorboard], or leave the key out"
-            ) from error
+        check_package()
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         self._event, self._warn = Event, warn
-        # TensorBoard reads files in the order of their names.
-        name = f"events.out.tfevents.{time.time_ns():020d}.{secrets.token_hex(4)}"
+        # TensorBoard reads files in the order of their names, and clocks may go backwards.
+        texts = [path.name.split(".")[3] for path in (run / FOLDER).glob(f"{EVENTS}.*.*")]
+        number = max(time.time_ns(), 1 + max(map(int, filter(str.isdecimal, texts)), default=0))
+        name = f"{EVENTS}.{number:020d}.{secrets.token_hex(4)}"
         self._path = run / FOLDER / name
         try:
             self._path.parent.mkdir(exist_ok=True)

@@ -77,9 +77,7 @@ class Loop:
                 shares,
                 self.update.average,
             )
-        with agreed(comm):  # only now: until here other ranks may read files that begin deletes
-            log = self._begin(first, callbacks)
-        step = self._step()
+        step, log = self._step(), None
         if comm.rank == 0:
             announce(
                 self.plan,
@@ -94,6 +92,9 @@ class Loop:
                 say_states_beyond(run.plan, self.network)
         try:
             with self.network.swapping():
+                # Only now: other ranks may read files that it deletes, and none refuses any more.
+                with agreed(comm):
+                    log = self._begin(first, callbacks)
                 try:
                     finished = self._steps(step, first, log)
                 finally:
@@ -112,10 +113,11 @@ class Loop:
 
     def _begin(self, first: int, callbacks: Callbacks) -> RunLog | None:
         """Delete the files of an earlier run; on rank 0 write the run file and open the log."""
-        self.folder.begin()
+        run = self.run_file
+        self.folder.begin(scalars=run.tensorboard)
         if self.comm.rank > 0:
             return None
-        run, path, sample = self.run_file, self.folder.path, self.data.schedule.samples(0)[0]
+        path, sample = self.folder.path, self.data.schedule.samples(0)[0]
         keep_run(
             path,
             run,
@@ -187,7 +189,7 @@ class Loop:
             self.watchdog.arm("the last checkpoint", SLOW)
             with agreed(self.comm):
                 self.folder.wait()
-        return step == self.data.last and scored
+        return step >= self.data.last and scored
 
     def _count(self, step: int, result: StepResult, log: RunLog | None) -> dict[str, str]:
         """Add a step, counted from 1, to account and log; return texts for the progress bar."""

@@ -2,10 +2,11 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
-from tilenet.parallel.health.signals import SIGNALS, StopRequests
+from tilenet.parallel.health.signals import SIGNALS, StopRequests, handlers_come_back
 
 
 @pytest.fixture
@@ -30,11 +31,21 @@ def test_what_came_before_a_release_is_heard_after_it(heard: list[int], number: 
         assert heard == [number, number]
 
 
-@pytest.mark.parametrize("agreed", [False, True])
-def test_signals_stay_caught_once_ranks_agreed(heard: list[int], agreed: bool) -> None:
-    with StopRequests() as requests:
-        signal.raise_signal(signal.SIGTERM)
-        requests.agreed = agreed
-    assert heard == []
+@pytest.mark.parametrize("how", ["finished", "agreed", "released", "failed", "failed, agreed"])
+def test_signals_are_ignored_at_the_end_unless_an_error_is_raised(
+    heard: list[int], how: str
+) -> None:
+    with handlers_come_back():
+        with suppress(ZeroDivisionError), StopRequests() as requests:
+            signal.raise_signal(signal.SIGTERM)
+            requests.agreed = "agreed" in how
+            if how == "released":
+                requests.release()
+                heard.clear()
+            assert not ("failed" in how and 1 / 0)
+        assert heard == []
+        signal.raise_signal(signal.SIGUSR1)
+        assert heard == [signal.SIGUSR1] * (how in ("released", "failed"))
+    heard.clear()
     signal.raise_signal(signal.SIGUSR1)
-    assert heard == [signal.SIGUSR1] * (not agreed)
+    assert heard == [signal.SIGUSR1]

@@ -127,11 +127,11 @@ def put_map(aside: str, path: str, categories: tuple[str, ...], crs: Any = None)
                 file.write(f"<PAMDataset>{parts}</PAMDataset>\n")
         for older in filter(os.path.exists, (path + ending for ending in SIDE_FILES)):
             os.remove(older)
-        put(aside, path)
         if parts:
             put(names, side_file)
         colours = class_colours(len(categories))
         put_style(path, style_text(categories, colours) if categories else None)
+        put(aside, path)  # last: a job that is killed before goes on with it
     finally:
         if os.path.exists(names):
             os.remove(names)

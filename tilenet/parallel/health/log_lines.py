@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 
 __all__ = ["LogLines"]
@@ -60,4 +61,5 @@ class LogLines:
             duration = f", {timedelta(seconds=round(seconds / new * left))} left"
         clock = time.strftime("%Y-%m-%d %H:%M:%S")
         counts = f"{self._what}{self.done} of {self.total} {self.unit}s"
-        print(f"{clock} {counts}{duration}{self._postfix}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # no run ends for a log that takes no more
+            print(f"{clock} {counts}{duration}{self._postfix}", file=sys.stderr, flush=True)

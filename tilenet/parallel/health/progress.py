@@ -1,6 +1,7 @@
 """A progress bar, which rank 0 alone has, and sentences of the run above it."""
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
@@ -48,5 +49,6 @@ def progress_bar(
 
 
 def say(sentence: str) -> None:
-    """Print a sentence to stderr, above the bar."""
-    tqdm.write(one_line(sentence), file=sys.stderr)
+    """Print a sentence to stderr, above the bar; no run ends for a log that takes no more."""
+    with suppress(OSError):
+        tqdm.write(one_line(sentence), file=sys.stderr)

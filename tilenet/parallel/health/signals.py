@@ -1,9 +1,11 @@
 """Stop cleanly when the batch system asks: a flag that the ranks compare once per step."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopAgreed", "StopRequests"]
+__all__ = ["StopAgreed", "StopRequests", "handlers_come_back"]
 
 # What batch systems send before they kill: Slurm SIGTERM (preemption, cancel) or what --signal
 # names, LSF what -wa names.
@@ -11,10 +13,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequests:
-    """Catches signals while it is entered.
+    """Catches signals while it is entered; afterwards they are ignored, unless an error is raised.
 
-    Once the ranks have agreed to stop, signals stay caught: job scripts repeat them every second,
-    and a process that one kills while it ends looks like a crash.
+    Job scripts repeat them every second, and a process that one kills while it ends looks like a
+    crash. Python keeps ignoring them while it ends, and would no longer catch them. Programs that
+    go on do all of it under `handlers_come_back`.
 
     Attributes:
         requested: Whether this rank was asked to stop.
@@ -26,18 +29,25 @@ class StopRequests:
         self.agreed = False
         self._before: list[object] = []
         self._last = 0  # number of the last signal
+        self._released = False
 
     def __enter__(self) -> "StopRequests":
         self._before = [signal.signal(number, self._catch) for number in SIGNALS]
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if not self.agreed:
+    def __exit__(self, kind: object, *error: object) -> None:
+        if self._released:
+            return
+        if kind is not None and not self.agreed:
             self._restore()
+            return
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
     def release(self) -> None:
         """Restore the handlers of before, and raise again a signal that was caught."""
         self._restore()
+        self._released = True
         if self._last:
             signal.raise_signal(self._last)
 
@@ -47,6 +57,19 @@ class StopRequests:
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self.requested, self._last = True, number
+
+
+@contextmanager
+def handlers_come_back() -> Iterator[None]:
+    """Let signals do at the end what they did before."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None is not one of Python's.
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 class StopAgreed(Exception):

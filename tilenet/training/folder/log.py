@@ -1,10 +1,12 @@
 """Log of a run: tables and scalars of its steps and validations, printed lines and callbacks."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from math import isnan
 from pathlib import Path
 
+from tilenet.errors import TilenetError
 from tilenet.parallel.health.progress import say
 from tilenet.scores import VALUE_SCORES, better
 from tilenet.storage.checkpoints import checkpoint_of_step
@@ -81,6 +83,11 @@ class RunLog:
         if score is not None:
             of_classes = [f"{score}_{name}" for name in self.names for score in ("iou", "f1")]
             of_classes *= task == "classification"
+            if steps_done and not validation.exists() and os.path.lexists(folder / "best"):
+                raise TilenetError(
+                    f"{validation.name} says which validation was the best ({validation}: missing, "
+                    f"{folder / 'best'}: there); put it back, or delete best"
+                )
             self.columns = ("step", "loss", "num_pixels", *self._scores, "seconds", *of_classes)
             self.validations = History(validation, steps_done, self.columns)
             # Scores are written last: a run that was killed between both tables makes both again.

@@ -29,6 +29,7 @@ from tilenet.storage.checkpoints import (
     load_json,
     load_tensors,
     mark_best,
+    mend_links,
     save_checkpoint,
     set_aside,
 )
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["RunFolder"]
+
+
+BEGINNING = ".beginning.part"  # is there while files of an earlier run are deleted
 
 
 class RunFolder:
@@ -130,8 +134,9 @@ class RunFolder:
                 f"a run is not overwritten unasked ({self.path} holds one); add --resume to go on "
                 "with it, --overwrite to start over, or name another output"
             )
-        if not resume:
+        if not resume or (self.path / BEGINNING).exists():
             return None
+        mend_links(self.path)
         newest = newest_whole(self.path)
         self._broken = newest.broken
         return newest.checkpoint
@@ -142,17 +147,22 @@ class RunFolder:
         notice = f"the run goes on from {checkpoint}"
         return [f"{broken.path} is broken ({broken.wrong}): {notice}" for broken in self._broken]
 
-    def begin(self) -> None:
+    def begin(self, *, scalars: bool = False) -> None:
         """Delete the files of an earlier run; call it once the new run cannot be refused any more.
 
         A resumed run deletes only partial files of a job that was killed. Broken checkpoints are
         kept under other names.
 
+        Args:
+            scalars: Whether the run writes scalars for TensorBoard.
+
         Raises:
-            TilenetError: The folder cannot be written.
+            TilenetError: The folder cannot be written, or a package is missing for the scalars.
         """
         if not self._write:
             return
+        if scalars:
+            tensorboard.check_package()
         if self._resumed is not None:
             set_aside(self.path, [broken.folder for broken in self._broken], self._resumed)
         try:
@@ -161,10 +171,13 @@ class RunFolder:
                     (self.path / part).unlink(missing_ok=True)
             if self._resumed is not None:
                 return
+            # A run that is killed from here on begins once more, with --resume too.
+            (self.path / BEGINNING).touch()
             for name in ("last", "best", *RUN_FILES):
                 (self.path / name).unlink(missing_ok=True)
             for name in ("checkpoints", tensorboard.FOLDER):
-                shutil.rmtree(self.path / name, ignore_errors=True)
+                _empty(self.path / name)
+            (self.path / BEGINNING).unlink()
         except OSError as error:
             raise TilenetError(
                 f"an earlier run must be deletable ({self.path}: {error.strerror}); delete it "
@@ -182,12 +195,18 @@ class RunFolder:
         if self._resumed is None:
             return replace(planned, mean=mean, std=std)
         saved = NetworkRecord.from_json(load_json(self._resumed / "network.json"))
-        if saved.layers != planned.layers or saved.wanted_bands != planned.wanted_bands:
+        if not saved.same_network(planned) or saved.wanted_bands != planned.wanted_bands:
             raise TilenetError(
                 f"a run goes on with the network that it began with ({self._resumed} has "
                 f"{len(saved.layers)} layers and bands {list(saved.wanted_bands)}, the run file "
                 f"says {len(planned.layers)} and {list(planned.wanted_bands)}, or their options "
                 "differ); restore the run file or start over with --overwrite"
+            )
+        if saved.classes != planned.classes:
+            raise TilenetError(
+                f"a run goes on with the classes that it began with ({', '.join(saved.classes)} in "
+                f"{self._resumed}, {', '.join(planned.classes)} in the run file), of which its "
+                "tables have columns; restore the run file or start over with --overwrite"
             )
         if saved.names != planned.names:
             old, new = saved.names or {}, planned.names or {}
@@ -327,3 +346,19 @@ class RunFolder:
         checkpoint = checkpoint_of_step(self.path, step)
         if self._write and checkpoint is not None:
             mark_best(self.path, checkpoint, self._keep)
+
+
+def _empty(folder: Path) -> None:
+    """Delete what is in a folder, which may be a link to one on another disk.
+
+    Raises:
+        OSError: Something in it cannot be moved aside; what then is not deleted is in no one's way.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        part = path.with_name(f".{path.name.strip('.')}.part")
+        if path != part:
+            path.rename(part)
+        if part.is_dir() and not part.is_symlink():
+            shutil.rmtree(part, ignore_errors=True)  # an NFS client may still hold its files
+        else:
+            part.unlink()
