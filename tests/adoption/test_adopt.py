@@ -15,6 +15,7 @@ from zoo import ZOO, network
 import tilenet
 from tilenet.adoption import adopt as adoption
 from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.adoption.opaque import take_as_it_is
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import input_interval
 from tilenet.geometry.layers import Conv, Dropout, Norm
@@ -356,3 +357,18 @@ class Crop(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows, cols = (self.place + cells - 88 for cells in x.shape[2:])
         return x[:, :, self.place : rows, self.place : cols]
+
+
+def test_a_programs_random_numbers_and_default_dtype_are_left_alone() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Dropout(), nn.Conv2d(4, 2, 1))
+    torch.manual_seed(3)
+    wanted = torch.rand(4)
+    torch.manual_seed(3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        layers = adopt(net, 3).layers
+        take_as_it_is(net, 3, 8, "a:b")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.rand(4), wanted)
+    assert layers == adopt(net, 3).layers

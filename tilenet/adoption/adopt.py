@@ -159,7 +159,8 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
     """
     if bands < 1:
         raise TilenetError(f"an image has at least one band (bands: {bands})")
-    with torch.inference_mode(mode=False), torch.enable_grad():
+    alone = torch.random.fork_rng(devices=[])  # a program's own random numbers stay the same
+    with alone, torch.inference_mode(mode=False), torch.enable_grad():
         mine = copied(module)
         layers, names = _recorded(mine, bands, batch_norm)
         try:

@@ -75,7 +75,7 @@ def graph_of(module: nn.Module, bands: int, size: tuple[int, int], batch_norm: s
 
 
 def _export(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedProgram:
-    image = torch.randn(IMAGES, bands, *size)
+    image = torch.randn(IMAGES, bands, *size, dtype=torch.float32)
     try:
         with _quiet(), _DataDetached():
             return torch.export.export(module, (image,), strict=False)

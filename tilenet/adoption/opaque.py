@@ -52,7 +52,7 @@ def take_as_it_is(module: nn.Module, bands: int, window_px: int, code: str) -> A
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(0)
-            window = torch.randn(1, bands, window_px, window_px)
+            window = torch.randn(1, bands, window_px, window_px, dtype=torch.float32)
             output = _run_until_all_learn(trial, window)
             with torch.no_grad():
                 size = trial.eval()(window).shape
