@@ -13,7 +13,8 @@ import rasterio
 import torch
 from mpi4py import MPI
 from safetensors.torch import load_file
-from whole_image import Outcome, Scene, random_scene, train_whole
+from whole_image import Outcome, Scene, random_scene
+from whole_recipe import train_whole
 
 from tilenet.geometry.unet import UNetOptions
 from tilenet.library.whole_run import train
