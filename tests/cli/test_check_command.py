@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from shared_out import short_halo
 from torch import Tensor, nn
 from zoo import ZOO
 
 from tilenet.__main__ import main as tilenet
 from tilenet.adoption.adopt import adopt
 from tilenet.cli.check import main
-from tilenet.geometry.halo_rule import halo_rule
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning import small_image
 from tilenet.planning.machines.read import machine
@@ -216,11 +216,6 @@ def test_people_are_told_the_same_numbers(capsys: Capture) -> None:
 
 
 # --- over tiles
-
-
-def short_halo(*arguments: Any, **options: Any) -> Any:
-    rule = halo_rule(*arguments, **options)
-    return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
 
 
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:

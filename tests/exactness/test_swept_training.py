@@ -1,6 +1,5 @@
 """`halo_mode: sweep`: the numbers of the whole image, in the memory of a strip and its states."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -12,7 +11,7 @@ import torch
 from mpi4py import MPI
 from sweeps import whole
 from test_adopted_runs import CLASSES, SIZE, check_same, keys_of, run_file, scenes_of, wanted_of
-from test_kept_maps import Gates
+from test_kept_maps import Gates, rows_computed
 from test_same_as_whole_image import outcome_of
 from test_same_recipe import KEYS, check
 from test_same_recipe import scenes_of as recipe_scenes
@@ -22,7 +21,7 @@ from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.sweep import LayerRows, Sweeps, strip_edges
+from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
@@ -140,14 +139,7 @@ def test_gradients_through_maps_that_are_kept(
 ) -> None:
     """Forward and backward compute each row of each layer twice, in one sweep."""
     adopted = adopted_of(name)
-    rows: Counter[tuple[int, int]] = Counter()
-    right = Sweep._computed
-
-    def computed(self: Sweep, number: int, layer: Layer, done: LayerRows) -> torch.Tensor:
-        rows.update((number, row) for row in range(*done.out))
-        return right(self, number, layer, done)
-
-    monkeypatch.setattr(Sweep, "_computed", computed)
+    rows = rows_computed(monkeypatch)
     compare(adopted.layers, adopted.network(torch.float64).train(), 3, ALL_CELLS, strips=strips)
     assert max(rows.values()) == 2 * len(strips)
 
