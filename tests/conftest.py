@@ -6,6 +6,7 @@ at once; files that such tests share are written by rank 0. With `--device cuda`
 ask for CPUs take the first GPU, which all ranks share.
 """
 
+import errno
 import faulthandler
 import os
 import shutil
@@ -113,6 +114,23 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
     yield mount
     unmount()
+
+
+@pytest.fixture
+def no_room() -> Callable[..., None]:
+    """What a call does on a full disk."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return fail
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

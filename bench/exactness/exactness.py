@@ -2,7 +2,7 @@
 
 Each case trains three float64 steps (with a pipeline ten) of a network without normalisation, with
 dropout, on random pixels with holes of nodata, and maps the image; the reference is a plain PyTorch
-loop over the whole image in one process (tests/exactness/whole_image.py). The last rows are the
+loop over the whole image in one process (tests/exactness/whole_recipe.py). The last rows are the
 negative control: a halo one alignment unit too small.
 """
 
@@ -50,7 +50,8 @@ def work(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from mpi4py import MPI
     from test_same_as_whole_image import LR, SEED, STEPS, differences, options_of, outcome_of
     from test_same_as_whole_image import run_file as make_run
-    from whole_image import random_scene, train_whole
+    from whole_image import random_scene
+    from whole_recipe import train_whole
 
     from tilenet.geometry.halo import context_of
     from tilenet.geometry.unet import unet_layers

@@ -3,18 +3,17 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import referee
 from grammar import generate
 from referee import judge, mode_of
+from shared_out import short_halo
 from torch import Tensor, nn
 from zoo import SUMS, Shifted, Sum
 
 import tilenet
 from tilenet.adoption.adopt import Adopted
-from tilenet.geometry.halo_rule import HaloRule, halo_rule
 from tilenet.geometry.layers import Conv, Layer
 
 # `make fuzz` asks for more, and with another seed for others.
@@ -92,10 +91,6 @@ def test_dropout_that_the_module_does_not_do_is_seen(
 
 
 def test_a_halo_one_unit_short_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(*arguments: Any, **options: Any) -> HaloRule:
-        rule = halo_rule(*arguments, **options)
-        return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
-
-    monkeypatch.setattr(referee, "halo_rule", short)
+    monkeypatch.setattr(referee, "halo_rule", short_halo)
     outcome = judge(Small(), "frozen")
     assert outcome.words == "overlap differs: gradients, logits"

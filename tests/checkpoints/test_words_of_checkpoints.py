@@ -1,7 +1,5 @@
 """A sentence speaks of a checkpoint only where there is one, and names its step."""
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ def test_the_checkpoint_that_is_kept_is_named_by_its_step(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    no_room: object,
     what: str,
     step: int,
     words: str,
@@ -40,12 +39,9 @@ def test_the_checkpoint_that_is_kept_is_named_by_its_step(
             parameter.data[0] = torch.inf
         return done
 
-    def full(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     def save(run: Path, number: int, *arguments: Any, **more: Any) -> Any:
         if number == step and what == "disk":
-            monkeypatch.setattr(weights, "save_file", full)
+            monkeypatch.setattr(weights, "save_file", no_room)
         return real(run, number, *arguments, **more)
 
     real = weights.save_checkpoint

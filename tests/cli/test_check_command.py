@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from shared_out import short_halo
 from torch import Tensor, nn
 from zoo import ZOO
 
 from tilenet.__main__ import main as tilenet
 from tilenet.adoption.adopt import adopt
 from tilenet.cli.check import main
-from tilenet.geometry.halo_rule import halo_rule
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning import small_image
 from tilenet.planning.machines.read import machine
@@ -218,11 +218,6 @@ def test_people_are_told_the_same_numbers(capsys: Capture) -> None:
 # --- over tiles
 
 
-def short_halo(*arguments: Any, **options: Any) -> Any:
-    rule = halo_rule(*arguments, **options)
-    return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
-
-
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a pass back over an image that tests a wide halo takes long."""
     monkeypatch.setattr(small_image, "SPEED", 5e7)
@@ -311,16 +306,13 @@ def test_wrong_gradients_of_tiles_are_refused(
     ids=str,
 )
 def test_what_cannot_be_cut_or_made_is_said_in_one_line(
-    capsys: Capture, code: int, arguments: list[str], words: str
+    refusal: Any, code: int, arguments: list[str], words: str
 ) -> None:
     if code == 1 and ":" not in arguments[0]:
         arguments = [f"{HERE}:{arguments[0]}", *arguments[1:]]
-    assert main(arguments) == code
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert re.match(rf"tilenet{' check' if code == 2 else ''}: .*{words}", printed.err)
-    assert "Traceback" not in printed.err
+    said = refusal(main, code, *arguments)
+    assert re.match(rf"tilenet{' check' if code == 2 else ''}: .*{words}", said)
+    assert "Traceback" not in said
 
 
 def test_packages_of_the_working_directory_are_found(

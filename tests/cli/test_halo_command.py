@@ -207,14 +207,11 @@ TILED = [*NETWORK, "--image", "100"]
     ids=str,
 )
 def test_what_is_wrong_is_one_line_with_its_exit_code(
-    capsys: Capture, code: int, arguments: list[str], said: str
+    refusal: Any, code: int, arguments: list[str], said: str
 ) -> None:
-    assert main(arguments) == code
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("tilenet: " if code == 1 else "tilenet halo: ")
-    assert said in printed.err
+    words = refusal(main, code, *arguments)
+    assert words.startswith("tilenet: " if code == 1 else "tilenet halo: ")
+    assert said in words
 
 
 SCRIPT = """

@@ -35,14 +35,6 @@ def printed(capsys: Capture, *arguments: str) -> str:
     return said.out
 
 
-def refusal(capsys: Capture, code: int, *arguments: str) -> str:
-    assert main(list(arguments)) == code
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    return said.err
-
-
 def test_the_papers_small_model_on_a_summit_node(capsys: Capture) -> None:
     """8 × 8 tiles fit a V100 without a second partition."""
     paper = ["--preset", "small", "--image", "10000", "--machine", "summit", "--halo", "epsilon"]
@@ -165,9 +157,11 @@ def said_and_written(
     return line, plan
 
 
-def test_layers_that_swap_are_said_and_written(capsys: Capture, tmp_path: Path) -> None:
+def test_layers_that_swap_are_said_and_written(
+    capsys: Capture, tmp_path: Path, refusal: Any
+) -> None:
     asked = tight(capsys, 0.9, *ALONE)
-    said = refusal(capsys, 1, *asked)
+    said = refusal(main, 1, *asked)
     assert re.search(r"\); swap auto: 2 × 3 tiles, 1 partition, .*, swapping take ", said)
     _, plan = said_and_written(capsys, tmp_path / "plan.json", *asked, "--swap", "auto")
     assert plan["run"]["swap"] == plan["asked"]["swap"] == "auto"
@@ -256,9 +250,9 @@ def test_pictures_are_drawn(capsys: Capture, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_impossible_is_said_in_a_sentence(
-    capsys: Capture, code: int, arguments: list[str], said: str
+    refusal: Any, code: int, arguments: list[str], said: str
 ) -> None:
-    assert said in refusal(capsys, code, *arguments)
+    assert said in refusal(main, code, *arguments)
 
 
 # --- somebody's network
@@ -283,18 +277,18 @@ def test_a_plan_of_a_module(capsys: Capture, tmp_path: Path) -> None:
     assert json.loads(again)["run"]["tiles"] == {"rows": 4, "columns": 3}
 
 
-def test_batch_norm_and_bands_reach_the_module(capsys: Capture) -> None:
+def test_batch_norm_and_bands_reach_the_module(capsys: Capture, refusal: Any) -> None:
     said = printed(capsys, *OWN, "--batch-norm", "step", "--partitions", "1", "--grid", "6x6")
     assert "6 tiles per rank, 6 in a micro-batch for batch norm, 1 micro-batch at once" in said
-    assert "another number of bands" in refusal(capsys, 1, *OWN, "--bands", "2")
+    assert "another number of bands" in refusal(main, 1, *OWN, "--bands", "2")
 
 
-def test_what_is_of_unets_alone_is_refused(capsys: Capture) -> None:
+def test_what_is_of_unets_alone_is_refused(refusal: Any) -> None:
     fixed = ["--grid", "4x3", "--partitions", "1"]
-    assert "--base describes a U-Net" in refusal(capsys, 2, *OWN, "--base", "8")
-    assert "--options goes with --network" in refusal(capsys, 2, *TINY, "--options", "a=1")
-    assert "or by --network" in refusal(capsys, 2, *OWN[2:])
-    assert "the network is a module" in refusal(capsys, 1, *OWN, *fixed, "--halo", "epsilon")
-    said = refusal(capsys, 1, *OWN, *fixed, "--plot", "memory.png")
+    assert "--base describes a U-Net" in refusal(main, 2, *OWN, "--base", "8")
+    assert "--options goes with --network" in refusal(main, 2, *TINY, "--options", "a=1")
+    assert "or by --network" in refusal(main, 2, *OWN[2:])
+    assert "the network is a module" in refusal(main, 1, *OWN, *fixed, "--halo", "epsilon")
+    said = refusal(main, 1, *OWN, *fixed, "--plot", "memory.png")
     assert "the bytes of levels are those of a U-Net (network: Residual" in said
-    assert "only --nodes, -o and --json" in refusal(capsys, 2, *OWN, "--replan", "plan.json")
+    assert "only --nodes, -o and --json" in refusal(main, 2, *OWN, "--replan", "plan.json")

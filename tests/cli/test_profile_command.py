@@ -3,6 +3,7 @@
 import json
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -127,23 +128,15 @@ def test_json_is_what_is_written(capsys: Capture, tmp_path: Path) -> None:
     assert json.loads(capsys.readouterr().out) == json.loads(path.read_text())
 
 
-def refusal(capsys: Capture, code: int, *arguments: str) -> str:
-    assert main([*SMALL, *arguments]) == code
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    return said.err
-
-
 @pytest.mark.parametrize("message", ["CUDA out of memory.\nTried 3 GiB", "DefaultCPUAllocator"])
 def test_a_tile_that_is_too_large_is_refused(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, message: str
+    refusal: Any, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError(message)
 
     monkeypatch.setattr("tilenet.cli.profile.measure_layers", full)
-    said = refusal(capsys, 1, "--tile", "512")
+    said = refusal(main, 1, *SMALL, "--tile", "512")
     assert f"(tile: 512 × 512 px on cpu: {message.splitlines()[0]}); measure a smaller tile" in said
 
 
@@ -162,9 +155,9 @@ def test_a_tile_that_is_too_large_is_refused(
     ],
 )
 def test_what_is_impossible_is_said_in_a_sentence(
-    capsys: Capture, code: int, arguments: list[str], said: str
+    refusal: Any, code: int, arguments: list[str], said: str
 ) -> None:
-    assert said in refusal(capsys, code, *arguments)
+    assert said in refusal(main, code, *SMALL, *arguments)
 
 
 @pytest.mark.parametrize("name", ["Residual", "Gated", "Pyramid", "Looking"])

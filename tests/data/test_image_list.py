@@ -17,12 +17,6 @@ from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def touch(*names: str) -> None:
     for name in names:
         Path(name).parent.mkdir(parents=True, exist_ok=True)

@@ -20,12 +20,6 @@ def item(name: str, split: str | None = None, **assets: str) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def write(*items: Any) -> None:
     Path("scenes").mkdir()
     collection = {"type": "FeatureCollection", "features": list(items)}

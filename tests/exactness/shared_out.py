@@ -1,15 +1,16 @@
 """Networks shared out over ranks, next to the same network on the whole image in one process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isnan
+from typing import Any
 
 import torch
 from mpi4py import MPI
 from torch import Tensor
 
 from tilenet.choices import Checkpointing, HaloMode
-from tilenet.geometry.halo_rule import HaloRule
+from tilenet.geometry.halo_rule import HaloRule, halo_rule
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.ownership import tiling_shares
 from tilenet.geometry.tiles import Cut, Tiling, cut
@@ -20,6 +21,12 @@ from tilenet.parallel.pipeline.flow import MicroBatch
 from tilenet.parallel.pipeline.pipe import Pipe
 
 CPU = torch.device("cpu")
+
+
+def short_halo(*arguments: Any, **options: Any) -> HaloRule:
+    """The rule of a halo that is one unit short."""
+    rule = halo_rule(*arguments, **options)
+    return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
 
 
 def grids(size: int) -> list[tuple[int, int]]:

@@ -13,7 +13,8 @@ import rasterio
 import torch
 from mpi4py import MPI
 from safetensors.torch import load_file
-from whole_image import Outcome, Scene, random_scene, train_whole
+from whole_image import Outcome, Scene, random_scene
+from whole_recipe import train_whole
 
 from tilenet.geometry.unet import UNetOptions
 from tilenet.library.whole_run import train
@@ -208,11 +209,8 @@ def test_crops_do_not_depend_on_how_they_are_tiled(comm: MPI.Intracomm, shared_p
     check_same(comm, found, wanted, scene.valid, logits=np.inf)
 
 
-def test_all_ranks_hold_the_same_weights_to_the_last_bit(
-    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (scene,) = scenes_of(shared_path, [(97, 130)], comm)
-    keys = replace(NETWORKS["same-nearest"], norm="batch", norm_scope="tile")
+def weights_of_saves(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """What this rank holds whenever a run saves."""
     held: list[dict[str, torch.Tensor]] = []
     save = Loop._save
 
@@ -221,6 +219,15 @@ def test_all_ranks_hold_the_same_weights_to_the_last_bit(
         save(self, *arguments, **options)
 
     monkeypatch.setattr(Loop, "_save", watched)
+    return held
+
+
+def test_all_ranks_hold_the_same_weights_to_the_last_bit(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scene,) = scenes_of(shared_path, [(97, 130)], comm)
+    keys = replace(NETWORKS["same-nearest"], norm="batch", norm_scope="tile")
+    held = weights_of_saves(monkeypatch)
     run = replace(
         run_file(shared_path, [scene], keys, tiles=TileKeys(2, 3)),
         optimizer=OptimizerKeys("adamw", 0.01),

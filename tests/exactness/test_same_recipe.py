@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from left_by_runs import weights
 from mpi4py import MPI
-from safetensors.torch import load_file
 from shared_out import grids
 from test_same_as_whole_image import SEED, check_same, options_of, outcome_of, read_outcome
 from test_same_as_whole_image import scenes_of as scenes_with
@@ -71,11 +71,6 @@ def a_run(folder: Path, scenes: list[Scene], keys: NetworkKeys = KEYS, **change:
         seed=SEED,
         **(recipe | change),
     )
-
-
-def read_weights(run: RunFile) -> dict[str, torch.Tensor]:
-    found = load_file(Path(run.output) / "last" / "weights.safetensors")
-    return {name: tensor.clone() for name, tensor in found.items()}
 
 
 def check(
@@ -222,7 +217,7 @@ def test_the_clipped_gradient_is_that_of_the_mean_loss(
         tiles=TileKeys(2, 3),
     )  # fmt: skip
     assert train(run, comm=comm) == 0
-    after = read_weights(run)
+    after = weights(run)
     before = build_network(unet_layers(options_of(keys)), SEED, torch.float32).state_dict()
     squares = [((after[name] - tensor).double() ** 2).sum() for name, tensor in before.items()]
     assert float(sum(squares)) ** 0.5 == pytest.approx(0.01, rel=1e-4)

@@ -9,13 +9,12 @@ import torch
 from mpi4py import MPI
 from pairwise import pairs
 from safetensors.torch import load_file
-from shared_out import grids
+from shared_out import grids, short_halo
 from test_adopted_runs import CLASSES, SIZE, keys_of
 from test_same_as_whole_image import run_file, scenes_of
 from torch import Tensor, nn
 
 from tilenet.errors import AgreedError
-from tilenet.geometry.halo_rule import halo_rule
 from tilenet.library.whole_run import train
 from tilenet.mapping import map_source
 from tilenet.mapping.predict import Prediction, predict
@@ -99,11 +98,6 @@ def test_replicas_have_images_of_their_own_where_norms_sum_over_them(
     assert train(replace(run, classes=CLASSES[name], steps=1), comm=comm) == 0
     line = proof_in(said_of(capfd, comm))
     assert line.startswith(f"proved on 2 × 1 × {comm.size // 2} ranks, overlap: logits ")
-
-
-def short_halo(*arguments: Any, **options: Any) -> Any:
-    rule = halo_rule(*arguments, **options)
-    return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
 
 
 WAIT = halo.Pending.wait

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from mpi4py import MPI
-from test_same_as_whole_image import outcome_of, run_file, scenes_of
+from test_same_as_whole_image import outcome_of, run_file, scenes_of, weights_of_saves
 from whole_image import Scene
 
 from tilenet.adoption.adopt import Adopted
@@ -20,7 +20,6 @@ from tilenet.parallel.ranks.abort import run_as_rank
 from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.config.run_file import RunFile
-from tilenet.training.loop import Loop
 from tilenet.training.setup.architecture import Architecture
 from tilenet.training.setup.share import share_architecture
 
@@ -106,14 +105,7 @@ def test_weights_of_entropy_are_those_of_one_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (scene,) = scenes_of(shared_path, [(61, 83)], comm)
-    held: list[dict[str, torch.Tensor]] = []
-    save = Loop._save
-
-    def watched(self: Loop, *arguments: Any, **options: Any) -> None:
-        held.append({k: v.clone() for k, v in self.network.network.state_dict().items()})
-        save(self, *arguments, **options)
-
-    monkeypatch.setattr(Loop, "_save", watched)
+    held = weights_of_saves(monkeypatch)
     run = replace(run_of(shared_path, scene, user_module), halo_mode=mode)
     found = outcome_of(run, comm, scene.image, None)
     here = {name: tensor for name, tensor in held[-1].items() if "num_batches" not in name}

@@ -10,10 +10,7 @@ import pytest
 import torch
 from grammar import generate
 from mpi4py import MPI
-from test_adopted_runs import CLASSES, SIZE, check_same, keys_of, run_file, scenes_of, wanted_of
-from test_same_as_whole_image import outcome_of
-from test_same_recipe import KEYS, check
-from test_same_recipe import scenes_of as recipe_scenes
+from test_adopted_runs import CLASSES, SIZE, keys_of, run_file, scenes_of
 from test_swept_training import (
     COMPARED_SIZE,
     HIGH,
@@ -27,20 +24,14 @@ from test_swept_training import (
 from tilenet.adoption.adopt import adopt
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
-from tilenet.geometry.halo_rule import HaloRule
-from tilenet.geometry.sweep import Sweeps, strip_edges
-from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.library.whole_run import train
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import build_network
-from tilenet.model.origin import Origin
 from tilenet.parallel.exchange import swept_partitions
 from tilenet.parallel.exchange.swept_partitions import idle_share, turns
-from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.balance import likely_balance
 from tilenet.planning.compatibility import whole_image
-from tilenet.training.config.keys import MeshKeys, TileKeys
 
 __all__ = ["strip_px"]
 
@@ -113,20 +104,6 @@ def test_what_came_is_not_written_over(first: int) -> None:
     compare(layers, net, 2, balance=(first, len(layers) - first), strips=HIGH)
 
 
-@pytest.mark.parametrize("kind", [torch.nn.Dropout, torch.nn.Dropout2d])
-def test_masks_are_those_of_the_image(kind: Any) -> None:
-    torch.manual_seed(2)
-    convs = [torch.nn.Conv2d(wide, out, 3, padding=1) for wide, out in ((3, 4), (4, 5), (5, 2))]
-    module = torch.nn.Sequential(
-        convs[0], kind(0.4), convs[1], kind(0.2), torch.nn.ReLU(), convs[2]
-    )
-    adopted = adopt(module, 3)
-    net = adopted.network(torch.float64).train()
-    net.mask_key.images, net.mask_key.step = (0,), 2
-    for balance in ((1, 5), (3, 3), (2, 2, 2)):
-        compare(adopted.layers, net, 3, balance=balance, strips=HIGH)
-
-
 @pytest.mark.parametrize("wrong", ["gradients that come back", "rows that are not kept"])
 def test_what_is_wrong_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if wrong == "gradients that come back":
@@ -161,23 +138,6 @@ def test_an_error_ends_all(partition: int, backward: bool, monkeypatch: pytest.M
     assert threading.active_count() == before
 
 
-def test_backward_passes_once() -> None:
-    layers = unet_layers(UNetOptions(1, base=2, bands=2, classes=2))
-    net, image = build_network(layers).double().train(), torch.randn(1, 2, 8, 8).double()
-    balance, edges = (4, len(layers) - 4), strip_edges(8, 4)
-    pipe = SweptPipe(
-        net, layers, [CPU, CPU], "float64", lambda rows, _: Sweeps(edges), balance=balance
-    )
-    total = pipe(image, Origin((0,), cut(8, 8, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,)), whole_sum)
-    total.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-    with pytest.raises(AssertionError, match="once"):
-        total.backward()  # type: ignore[no-untyped-call]
-
-
-def whole_sum(logits: torch.Tensor, _: Any) -> torch.Tensor:
-    return logits.sum()
-
-
 @pytest.mark.parametrize("num_partitions", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("num_strips", [1, 3, 20, 80])
 @pytest.mark.parametrize("back", [0, 2])
@@ -206,47 +166,6 @@ def test_idle_slots(num_strips: int, num_partitions: int, back: int) -> None:
         assert len(done) > before, "somebody waits without an end"
     idle = 1 - num_strips * (1 + back) / max(clocks)
     assert idle == pytest.approx(idle_share(num_strips, num_partitions))
-
-
-@pytest.mark.ranks(2, (1, 3))
-@pytest.mark.parametrize(
-    ("name", "tiles", "partitions", "strip_px"),
-    [
-        ("residual", TileKeys(), 3, 8),
-        ("between", TileKeys(), 2, 40),
-        ("residual", TileKeys(rows=2, columns=2), 2, 8),
-    ],
-    indirect=["strip_px"],
-)
-def test_a_run_is_that_of_the_module(
-    comm: MPI.Intracomm,
-    shared_path: Path,
-    strip_px: int,
-    name: str,
-    tiles: TileKeys,
-    partitions: int,
-) -> None:
-    (scene,) = scenes_of(shared_path, [SIZE], comm)
-    mesh = MeshKeys(1, 1, comm.size)
-    run = run_file(shared_path, [scene], keys_of(name), halo_mode="sweep", mesh=mesh, tiles=tiles)
-    run = replace(run, classes=CLASSES[name], partitions=partitions)
-    found = outcome_of(run, comm, scene.image, None)
-    check_same(comm, found, wanted_of(name, "frozen"), scene)
-
-
-@pytest.mark.ranks((1, 2))
-@pytest.mark.parametrize(("crops", "strip_px"), [(False, 8), (True, 40)], indirect=["strip_px"])
-def test_all_of_the_recipe(
-    comm: MPI.Intracomm, shared_path: Path, crops: bool, strip_px: int
-) -> None:
-    """Augmentation, dropout, losses, class weights, clipping; of images and of crops."""
-    scenes = recipe_scenes(shared_path, [(51, 83), (62, 45)], comm)
-    keys = replace(KEYS, norm="none", groups=None)
-    more: dict[str, Any] = {"halo_mode": "sweep", "mesh": MeshKeys(1, 1, comm.size)}
-    more |= {"partitions": 2, "loss": "ce+dice"}
-    if crops:
-        more |= {"crop_px": 40, "batch_size": 3}
-    check(comm, shared_path, scenes, keys, 0.1 if crops else 0.12, micro_batches=2 + crops, **more)
 
 
 @pytest.mark.parametrize("strip_px", [8], indirect=True)

@@ -1,6 +1,5 @@
 """`halo_mode: sweep`: the numbers of the whole image, in the memory of a strip and its states."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -10,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from mpi4py import MPI
-from shared_out import grids
 from sweeps import whole
 from test_adopted_runs import CLASSES, SIZE, check_same, keys_of, run_file, scenes_of, wanted_of
-from test_kept_maps import Gates
+from test_kept_maps import Gates, rows_computed
 from test_same_as_whole_image import outcome_of
 from test_same_recipe import KEYS, check
 from test_same_recipe import scenes_of as recipe_scenes
@@ -23,7 +21,7 @@ from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.sweep import LayerRows, Sweeps, strip_edges
+from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.geometry.windows import Window
@@ -64,6 +62,21 @@ def adopted_of(name: str) -> Adopted:
     return adopt(Gates() if name == "gates" else network(name, drops=False), 3)
 
 
+def origin_of(height: int, width: int) -> Origin:
+    """Of an image that is one tile."""
+    return Origin((0,), cut(height, width, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
+
+
+def small_pipe(first: int = 0) -> tuple[SweptPipe, torch.Tensor]:
+    """Two strips of a small network, and an image; `first` layers in a partition of their own."""
+    layers = unet_layers(UNetOptions(1, base=2, bands=2, classes=2))
+    balance = (first, len(layers) - first) if first else ()
+    cpus, edges = [torch.device("cpu")] * max(len(balance), 1), strip_edges(8, 4)
+    net, image = build_network(layers).double().train(), torch.randn(1, 2, 8, 8).double()
+    pipe = SweptPipe(net, layers, cpus, "float64", lambda rows, _: Sweeps(edges), balance=balance)
+    return pipe, image
+
+
 def gradients(
     layers: tuple[Layer, ...],
     net: Network,
@@ -78,9 +91,8 @@ def gradients(
     sweeps = Sweeps(strip_edges(size[0], strip), kept)
     cpus = [torch.device("cpu")] * max(len(balance), 1)
     pipe = SweptPipe(net, layers, cpus, "float64", lambda rows, _: sweeps, balance=balance)
-    origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
     net.zero_grad()
-    out = pipe(image, origin, whole(size))
+    out = pipe(image, origin_of(*size), whole(size))
     (out * weight).sum().backward()  # type: ignore[no-untyped-call]
     return out.detach(), [one.grad.clone() for one in net.trained]  # type: ignore[union-attr]
 
@@ -127,14 +139,7 @@ def test_gradients_through_maps_that_are_kept(
 ) -> None:
     """Forward and backward compute each row of each layer twice, in one sweep."""
     adopted = adopted_of(name)
-    rows: Counter[tuple[int, int]] = Counter()
-    right = Sweep._computed
-
-    def computed(self: Sweep, number: int, layer: Layer, done: LayerRows) -> torch.Tensor:
-        rows.update((number, row) for row in range(*done.out))
-        return right(self, number, layer, done)
-
-    monkeypatch.setattr(Sweep, "_computed", computed)
+    rows = rows_computed(monkeypatch)
     compare(adopted.layers, adopted.network(torch.float64).train(), 3, ALL_CELLS, strips=strips)
     assert max(rows.values()) == 2 * len(strips)
 
@@ -196,27 +201,27 @@ def test_logits_have_the_dtype_of_layers(strip: int) -> None:
         "bfloat16",
         lambda rows, _: Sweeps(strip_edges(rows, strip)),
     )
-    origin, seen = Origin((0,), cut(*COMPARED_SIZE, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,)), set()
+    seen = set()
 
     def measure(logits: torch.Tensor, window: Window) -> torch.Tensor:
         seen.add(logits.dtype)
         return logits.sum()
 
-    pipe(image, origin, measure)
+    pipe(image, origin_of(*COMPARED_SIZE), measure)
     assert seen == {torch.bfloat16}
 
 
-@pytest.mark.parametrize(
-    ("kind", "strips"), [(torch.nn.Dropout, STRIPS), (torch.nn.Dropout2d, HIGH)]
-)
-def test_masks_are_those_of_the_image(kind: Any, strips: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("balance", [(), (1, 5), (3, 3), (2, 2, 2)])
+@pytest.mark.parametrize("kind", [torch.nn.Dropout, torch.nn.Dropout2d])
+def test_masks_are_those_of_the_image(kind: Any, balance: tuple[int, ...]) -> None:
     torch.manual_seed(2)
     convs = [torch.nn.Conv2d(wide, out, 3, padding=1) for wide, out in ((3, 4), (4, 5), (5, 2))]
-    module = torch.nn.Sequential(convs[0], kind(0.4), convs[1], torch.nn.ReLU(), convs[2])
-    adopted = adopt(module, 3)
+    more = [convs[1], kind(0.2), torch.nn.ReLU(), convs[2]]
+    adopted = adopt(torch.nn.Sequential(convs[0], kind(0.4), *more), 3)
     net = adopted.network(torch.float64).train()
     net.mask_key.images, net.mask_key.step = (0,), 2
-    compare(adopted.layers, net, 3, strips=strips)
+    strips = HIGH if balance or kind is torch.nn.Dropout2d else STRIPS
+    compare(adopted.layers, net, 3, balance=balance, strips=strips)
 
 
 @pytest.mark.parametrize("wrong", ["a state's gradient is lost", "a state of the wrong strip"])
@@ -238,13 +243,10 @@ def test_what_is_wrong_is_seen(wrong: str, monkeypatch: pytest.MonkeyPatch) -> N
             test("nearest", HIGH)
 
 
-def test_backward_passes_once() -> None:
-    layers = unet_layers(UNetOptions(1, base=2, bands=2, classes=2))
-    net, image = build_network(layers).double().train(), torch.randn(1, 2, 8, 8).double()
-    origin = Origin((0,), cut(8, 8, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
-    edges = strip_edges(8, 4)
-    pipe = SweptPipe(net, layers, [torch.device("cpu")], "float64", lambda rows, _: Sweeps(edges))
-    total = pipe(image, origin, lambda logits, _: logits.sum())
+@pytest.mark.parametrize("first", [0, 4])
+def test_backward_passes_once(first: int) -> None:
+    pipe, image = small_pipe(first)
+    total = pipe(image, origin_of(8, 8), lambda logits, _: logits.sum())
     total.backward(retain_graph=True)  # type: ignore[no-untyped-call]
     with pytest.raises(AssertionError, match="once"):
         total.backward()  # type: ignore[no-untyped-call]
@@ -252,38 +254,45 @@ def test_backward_passes_once() -> None:
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_states_wait_for_backward_only_where_they_are_asked_for(keeps: bool) -> None:
-    layers = unet_layers(UNetOptions(1, base=2, bands=2, classes=2))
-    net, image = build_network(layers).double().train(), torch.randn(1, 2, 8, 8).double()
-    origin = Origin((0,), cut(8, 8, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
-    edges = strip_edges(8, 4)
-    pipe = SweptPipe(net, layers, [torch.device("cpu")], "float64", lambda rows, _: Sweeps(edges))
-    part = swept_training._Part(pipe, image, origin)
-    node: Any = part.sweep(len(layers), {}, lambda x, _: x.sum(), keeps_states=keeps).grad_fn
+    pipe, image = small_pipe()
+    part = swept_training._Part(pipe, image, origin_of(8, 8))
+    node: Any = part.sweep(len(pipe.layers), {}, lambda x, _: x.sum(), keeps_states=keeps).grad_fn
     assert len(node.plans) > 1
     assert len(node.states) == (len(node.plans) if keeps else 0)
 
 
-@pytest.mark.ranks((1, 2, 3))
+RUNS = [
+    ("residual", TileKeys(), 1, 8),
+    ("between", TileKeys(), 1, 40),
+    ("gated", TileKeys(), 1, 8),
+    ("pyramid", TileKeys(), 1, 40),
+    ("shared", TileKeys(), 1, 8),
+    ("residual", TileKeys(rows=2, columns=2), 1, 40),
+    ("between", TileKeys(rows=2, columns=2), 1, 8),
+    ("residual", TileKeys(), 3, 8),
+    ("between", TileKeys(), 2, 40),
+    ("residual", TileKeys(rows=2, columns=2), 2, 8),
+]
+ALONE, IN_PARTITIONS = pytest.mark.ranks((1, 2, 3)), pytest.mark.ranks(2, (1, 3))
+
+
 @pytest.mark.parametrize(
-    ("name", "tiles", "strip_px"),
-    [
-        ("residual", TileKeys(), 8),
-        ("between", TileKeys(), 40),
-        ("gated", TileKeys(), 8),
-        ("pyramid", TileKeys(), 40),
-        ("shared", TileKeys(), 8),
-        ("residual", TileKeys(rows=2, columns=2), 40),
-        ("between", TileKeys(rows=2, columns=2), 8),
-    ],
+    ("name", "tiles", "partitions", "strip_px"),
+    [pytest.param(*run, marks=IN_PARTITIONS if run[2] > 1 else ALONE) for run in RUNS],
     indirect=["strip_px"],
 )
 def test_a_run_is_that_of_the_module(
-    comm: MPI.Intracomm, shared_path: Path, strip_px: int, name: str, tiles: TileKeys
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    strip_px: int,
+    name: str,
+    tiles: TileKeys,
+    partitions: int,
 ) -> None:
     (scene,) = scenes_of(shared_path, [SIZE], comm)
-    mesh = MeshKeys(1, *grids(comm.size)[0]) if tiles == TileKeys() else MeshKeys(1, 1, comm.size)
+    mesh = MeshKeys(1, 1, comm.size)
     run = run_file(shared_path, [scene], keys_of(name), halo_mode="sweep", mesh=mesh, tiles=tiles)
-    run = replace(run, classes=CLASSES[name])
+    run = replace(run, classes=CLASSES[name], partitions=partitions)
     found = outcome_of(run, comm, scene.image, None)
     check_same(comm, found, wanted_of(name, "frozen"), scene)
 
@@ -310,27 +319,33 @@ def test_a_proof_has_many_strips(
 
 
 @pytest.mark.ranks((1, 2))
+@pytest.mark.parametrize("crops", [False, True])
 @pytest.mark.parametrize(
-    ("upsampling", "clips", "loss", "strip_px"),
-    [("nearest", (0.12, 0.1), "focal", 8), ("transposed", (None, None), "ce+dice", 40)],
+    ("partitions", "upsampling", "clips", "loss", "strip_px"),
+    [
+        (1, "nearest", (0.12, 0.1), "focal", 8),
+        (1, "transposed", (None, None), "ce+dice", 40),
+        (2, "nearest", (0.12, 0.1), "ce+dice", 8),
+    ],
     indirect=["strip_px"],
 )
 def test_all_of_the_recipe(
     comm: MPI.Intracomm,
     shared_path: Path,
     strip_px: int,
+    partitions: int,
     upsampling: Any,
     clips: tuple[float | None, float | None],
     loss: str,
+    crops: bool,
 ) -> None:
     """Augmentation, dropout, losses, class weights, clipping; of images and of crops."""
     scenes = recipe_scenes(shared_path, [(51, 83), (62, 45)], comm)
     keys = replace(KEYS, norm="none", groups=None, upsampling=upsampling)
     more: dict[str, Any] = {"halo_mode": "sweep", "mesh": MeshKeys(1, 1, comm.size), "loss": loss}
-    check(comm, shared_path, scenes, keys, clips[0], micro_batches=2, **more)
-    check(
-        comm, shared_path, scenes, keys, clips[1], crop_px=40, batch_size=3, micro_batches=3, **more
-    )
+    more |= {"crop_px": 40, "batch_size": 3} if crops else {}
+    more |= {"partitions": partitions, "micro_batches": 2 + crops}
+    check(comm, shared_path, scenes, keys, clips[crops], **more)
 
 
 @pytest.mark.ranks(2, 3)
@@ -405,6 +420,5 @@ def test_memory_is_that_of_a_strip_and_the_states(strip_rows: int) -> None:
     pipe = SweptPipe(
         net, layers, [device], "float32", lambda rows, _: Sweeps(strip_edges(rows, strip_rows))
     )
-    origin = Origin((0,), cut(*size, Cut(grid=(1, 1)), HaloRule(0, 1)), (0,))
-    found = peak(lambda: pipe(image, origin, lambda logits, _: logits.square().sum()))
+    found = peak(lambda: pipe(image, origin_of(*size), lambda logits, _: logits.square().sum()))
     assert found < 0.6 * peak(lambda: net(image.clone()).square().sum())

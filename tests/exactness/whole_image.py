@@ -1,7 +1,6 @@
-"""The reference: plain PyTorch on the whole image in one process, without tiles or ranks.
+"""What the reference is given: whole images in one process, without tiles or ranks.
 
-It shares with tilenet the network's modules, its first weights and its dropout masks. Pixels,
-statistics, extension, loss, division and update are written again.
+Pixels, statistics and extension are written again; whole_recipe.py trains on them.
 """
 
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ from typing import Any
 import numpy as np
 import rasterio
 import torch
-import torch.nn.functional as F
 
-from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.model.network import Network, build_network
+from tilenet.geometry.unet import UNetOptions
+from tilenet.model.network import Network
 
 IGNORE = 255
 
@@ -106,49 +104,6 @@ class Outcome:
     losses: list[float]
     weights: dict[str, torch.Tensor]
     logits: np.ndarray[Any, np.dtype[np.float64]]
-
-
-def train_whole(
-    scenes: list[Scene], options: UNetOptions, steps: int, lr: float, seed: int, loss: str = "ce"
-) -> Outcome:
-    """Train on whole images with plain SGD; map the first one.
-
-    Images go one after another; with batch norm all at once, and then they are of one size.
-    """
-    network = build_network(unet_layers(options), seed, torch.float64)
-    optimizer = torch.optim.SGD(network.parameters(), lr)
-    losses = []
-    for step in range(steps):
-        network.train()
-        optimizer.zero_grad()
-        network.mask_key.step = step
-        total, count, dice = torch.zeros((), dtype=torch.float64), 0, []
-        at_once = len(scenes) if options.norm == "batch" else 1
-        for first in range(0, len(scenes), at_once):
-            some = scenes[first : first + at_once]
-            network.mask_key.images = tuple(range(first, first + len(some)))
-            outputs = network(torch.cat([whole_input(scene, options) for scene in some]))
-            for scene, output in zip(some, outputs, strict=True):
-                height, width = scene.valid.shape
-                logits = output[None, :, :height, :width]
-                target = np.where(scene.valid, scene.classes, IGNORE)
-                labels = torch.from_numpy(target)[None]
-                total = total + F.cross_entropy(
-                    logits, labels, ignore_index=IGNORE, reduction="sum"
-                )
-                count += int((target != IGNORE).sum())
-                dice.append(dice_of(logits[0], target))
-        mean = total / count if "ce" in loss.split("+") else torch.zeros((), dtype=torch.float64)
-        if "dice" in loss:
-            mean = mean + sum(dice) / len(dice)
-        mean.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(float(mean.detach()))
-    network.eval()
-    with torch.no_grad():
-        final = run_whole(network, scenes[0], options)[0].numpy()
-    weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    return Outcome(losses, weights, final)
 
 
 def dice_of(logits: torch.Tensor, target: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:

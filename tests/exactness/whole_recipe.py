@@ -1,4 +1,4 @@
-"""The reference of the recipe: a plain loop over whole images or crops, altered in memory.
+"""The reference: a plain loop over whole images or crops, altered in memory as the recipe says.
 
 As in whole_image.py: it shares with tilenet the network's modules and first weights, keyed random
 numbers, and where crops lie. Turns, radiometry, losses, weights, clipping and rates are written
@@ -20,7 +20,7 @@ from tilenet.data.schedule import CropSchedule
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.model.network import build_network
 from tilenet.random_keys import key, sixteen_bits, uniform
-from tilenet.training.config.keys import AugmentKeys
+from tilenet.training.config.keys import AugmentKeys, OptimizerKeys
 from tilenet.training.config.run_file import RunFile
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -116,6 +116,15 @@ def rate(run: RunFile, step: int) -> float:
     for milestone in keys.milestones or ():
         lr = lr * keys.factor if step >= milestone else lr
     return lr
+
+
+def train_whole(
+    scenes: list[Scene], options: UNetOptions, steps: int, lr: float, seed: int, loss: str = "ce"
+) -> Outcome:
+    """Train on whole images, as they are, with plain SGD; map the first one."""
+    keys: dict[str, Any] = {"precision": "float64", "seed": seed, "steps": steps, "loss": loss}
+    keys["optimizer"] = OptimizerKeys("sgd", lr)
+    return train_recipe(RunFile("", options.classes, "", "", **keys), scenes, options)
 
 
 def train_recipe(run: RunFile, scenes: list[Scene], options: UNetOptions) -> Outcome:

@@ -87,12 +87,9 @@ def test_what_is_no_virtual_environment_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_cannot_be_written_leaves_nothing(
-    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_room: object
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
+    monkeypatch.setattr(tarfile.TarFile, "addfile", no_room)
     with pytest.raises(TilenetError, match=r"with room for it .*No space left on device"):
         pack(environment, tmp_path / "env.tar")
     assert not list(tmp_path.glob("env.tar*"))

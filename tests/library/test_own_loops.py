@@ -1,7 +1,6 @@
 """A loop of one's own makes the run of `tilenet.train`, bit for bit, and refuses what would not."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from mpi4py import MPI
 from scenes import Net
+from shared_out import short_halo
 from torch import nn
 
 import tilenet
-from tilenet.geometry.halo_rule import halo_rule
 from tilenet.parallel.exchange import conv, halo
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.training.setup import tile_rule
@@ -118,11 +117,6 @@ def test_a_loop_goes_on_from_what_it_saved(scene: Path, net: type[Net]) -> None:
     assert np.array_equal(maps, job.predict("i.tif", output="logits"), equal_nan=True)
     assert first + loop(local, optimizer, job.steps(**{**SEEN, "steps": 4})) == whole
     assert np.array_equal(maps, tilenet.predict("kept", "i.tif", output="logits"), equal_nan=True)
-
-
-def short_halo(*arguments: Any, **options: Any) -> Any:
-    rule = halo_rule(*arguments, **options)
-    return replace(rule, halo_px=rule.halo_px - rule.alignment_px)
 
 
 def bent(pipe: Pipe, *arguments: Any) -> list[torch.Tensor]:

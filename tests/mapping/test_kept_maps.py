@@ -41,8 +41,8 @@ class Gates(nn.Module):
         return self.last(torch.cat([x, kept], 1))
 
 
-def counted(adopted, image, monkeypatch):  # type: ignore[no-untyped-def]
-    """The map, its difference from the network's, and how often rows were computed at most."""
+def rows_computed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, int]]:
+    """How often each row of each layer is computed from now on."""
     rows: Counter[tuple[int, int]] = Counter()
     right = Sweep._computed
 
@@ -50,8 +50,14 @@ def counted(adopted, image, monkeypatch):  # type: ignore[no-untyped-def]
         rows.update((number, row) for row in range(*done.out))
         return right(self, number, layer, done)
 
+    monkeypatch.setattr(Sweep, "_computed", computed)
+    return rows
+
+
+def counted(adopted, image, monkeypatch):  # type: ignore[no-untyped-def]
+    """The map, its difference from the network's, and how often rows were computed at most."""
     with monkeypatch.context() as patch, torch.inference_mode():
-        patch.setattr(Sweep, "_computed", computed)
+        rows = rows_computed(patch)
         wanted = adopted.network(torch.float64).eval()(image)
         found = sweeps.swept_map(adopted, image)
     apart = float((found[0] - wanted[0]).abs().max() / wanted.abs().max())

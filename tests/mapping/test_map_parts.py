@@ -296,14 +296,12 @@ def test_a_disk_that_is_full_for_one_rank_ends_the_map_on_all(
     shared_path: Path,
     made: Any,
     monkeypatch: pytest.MonkeyPatch,
+    no_room: object,
     resume: bool,
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
         if comm.rank == 1:
-            patch.setattr(Pieces, "put", full)
+            patch.setattr(Pieces, "put", no_room)
         with pytest.raises(AgreedError, match=r"writable to its end \(.*No space left"):
             map_of(made, comm, "map.tif", resume=resume)
     comm.Barrier()

@@ -306,12 +306,10 @@ def test_a_disk_that_is_full_for_one_rank_is_full_for_all(
     shared_path: Path,
     write_raster: Write,
     monkeypatch: pytest.MonkeyPatch,
+    no_room: object,
     call: str,
     keeps: bool,
 ) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
     path, made_of = str(shared_path / "map.tif"), {"weights": "ab12"} if keeps else None
     with (
         like(write_raster, SIZES[3]) as source,
@@ -319,7 +317,7 @@ def test_a_disk_that_is_full_for_one_rank_is_full_for_all(
     ):
         write_strips(writer, smooth(SCORES, source.size))
         if comm.rank == 1:
-            monkeypatch.setattr(os, call, full)
+            monkeypatch.setattr(os, call, no_room)
         with pytest.raises(AgreedError, match=r"writable to its end .*No space left") as said:
             writer.finish()
         assert ("--resume" in str(said.value)) == keeps

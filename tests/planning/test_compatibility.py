@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -57,56 +58,37 @@ def test_the_table(norm: str, scope: str, mode: str, padding: str) -> None:
 @pytest.mark.parametrize("mode", ["overlap", "exchange"])
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (4, 1, 1), (1, 2, 1), (3, 1, 2)])
+@pytest.mark.parametrize("pipeline", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(
     ("devices", "shared"),
     [
-        (["cuda:0", "cuda:1", "cuda:0", "cuda:1"], True),
-        (["cuda:0", "cuda:0", "cuda:1"], True),
-        (["cuda", "cuda:1", "cuda:0"], True),
-        (["cuda:2", "cuda:2"], False),
-        (["cuda", "cuda:0"], False),
-        (["cuda:0", "cuda:1", "cuda:2"], False),
-        (["cpu", "cpu", "cpu"], False),
+        (["cuda:0", "cuda:1", "cuda:0", "cuda:1"], ["gpipe", "1f1b"]),
+        (["cuda:0", "cuda:0", "cuda:1"], ["gpipe", "1f1b"]),
+        (["cuda", "cuda:1", "cuda:0"], ["gpipe", "1f1b"]),
+        (["cuda:2", "cuda:2"], ["1f1b"]),
+        (["cuda", "cuda:0"], ["1f1b"]),
+        (["cuda:0", "cuda:1", "cuda:2"], []),
+        (["cpu", "cpu", "cpu"], []),
     ],
 )
-def test_partitions_that_wait_for_ranks_share_no_device_of_several(
-    devices: list[str], shared: bool, mesh: tuple[int, int, int], norm: str, mode: str
+def test_partitions_that_wait_for_ranks_share_no_device(
+    devices: list[str],
+    shared: list[str],
+    pipeline: Any,
+    mesh: tuple[int, int, int],
+    norm: str,
+    mode: Any,
 ) -> None:
-    found = device_obstacle(devices, network(norm), mesh, mode)  # type: ignore[arg-type]
+    """Of several; while others go back, of one either: autograd has one thread for all of a GPU."""
+    found = device_obstacle(devices, network(norm), mesh, mode, pipeline)
     ranks = mesh[1] * mesh[2] * (mesh[0] if norm == "batch" else 1)
-    if not shared or ranks == 1 or (mode == "overlap" and norm == "none"):
+    if pipeline not in shared or ranks == 1 or (mode == "overlap" and norm == "none"):
         assert found is None
         return
     assert found is not None
     why = "halo_mode: exchange" if mode == "exchange" else f"over whole images: {norm} norm"
-    assert f"(device: {', '.join(devices)}, {why}, ranks that wait: {ranks}); name each" in found
-
-
-@pytest.mark.parametrize("mode", ["overlap", "exchange"])
-@pytest.mark.parametrize("norm", NORMS[:3])
-@pytest.mark.parametrize("mesh", [(4, 1, 1), (1, 2, 1), (2, 1, 3)])
-@pytest.mark.parametrize(
-    ("devices", "shared"),
-    [
-        (["cuda:0", "cuda:1", "cuda:0"], True),
-        (["cuda", "cuda:0"], True),
-        (["cuda:2", "cuda:2"], True),
-        (["cuda:0", "cuda:1", "cuda:2"], False),
-        (["cpu", "cpu", "cpu"], False),
-    ],
-)
-def test_partitions_that_wait_for_ranks_while_others_go_back_have_a_gpu_each(
-    devices: list[str], shared: bool, mesh: tuple[int, int, int], norm: str, mode: str
-) -> None:
-    """Autograd has one thread for all of a GPU."""
-    found = device_obstacle(devices, network(norm), mesh, mode, "1f1b")  # type: ignore[arg-type]
-    ranks = mesh[1] * mesh[2]
-    if not shared or ranks == 1 or (mode == "overlap" and norm == "none"):
-        assert found is None
-        return
-    assert found is not None
-    why = "halo_mode: exchange" if mode == "exchange" else f"over whole images: {norm} norm"
-    values = f"{', '.join(devices)}, {why}, ranks that wait: {ranks}, pipeline: 1f1b"
+    values = f"{', '.join(devices)}, {why}, ranks that wait: {ranks}"
+    values += ", pipeline: 1f1b" if pipeline == "1f1b" else ""
     assert f"(device: {values}); name each device once, or" in found
 
 

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from questions import every_balance, every_plan, small_question
+from questions import check_bounds, every_plan, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
@@ -64,17 +64,7 @@ def test_memory_decides_in_some_of_these_questions() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_balance_beats_the_bounds(seed: int) -> None:
-    search = searched(seed)
-    for layout in list(search.layouts())[::5]:
-        endless = search.bounds.seconds(layout)
-        fitting = search.bounds.seconds_that_fit(layout)
-        assert endless <= fitting
-        balances = every_balance(len(search.estimator.layers), layout.partitions)
-        for balance in balances[:: max(1, len(balances) // 6)]:
-            step_s = search.estimator.step_s(layout, balance)[0]
-            assert endless <= step_s * (1 + 1e-12)
-            if search.estimator.num_bytes(layout, balance) <= search.question.limit_bytes:
-                assert fitting <= step_s * (1 + 1e-12)
+    check_bounds(searched(seed), seed)
 
 
 LARGE = Question(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from questions import every_balance, every_plan, small_machine, small_question
+from questions import check_bounds, every_balance, every_plan, small_machine, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS, UNetOptions
@@ -57,19 +57,7 @@ def test_memory_decides_in_some_of_these_questions_and_forbids_all_in_others() -
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_balance_of_any_layout_beats_the_bounds(seed: int) -> None:
-    """Every second layout, and some balances of each: fast ones, lean ones, and odd ones."""
-    search, rng = searched(seed), np.random.default_rng(seed)
-    for layout in list(search.layouts())[::5]:
-        endless = search.bounds.seconds(layout)
-        fitting = search.bounds.seconds_that_fit(layout)
-        assert endless <= fitting
-        balances = every_balance(len(search.estimator.layers), layout.partitions)
-        chosen = rng.choice(len(balances), min(len(balances), 4), replace=False)
-        for balance in [*(balances[n] for n in chosen), *search._balances(layout)]:
-            step_s = search.estimator.step_s(layout, balance)[0]
-            assert endless <= step_s * (1 + 1e-12)
-            if search.estimator.num_bytes(layout, balance) <= search.question.limit_bytes:
-                assert fitting <= step_s * (1 + 1e-12)
+    check_bounds(searched(seed), seed)
 
 
 def test_the_bounds_of_bytes_are_below_the_bytes_and_close_to_them() -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from grammar import generate
 from pairwise import pairs
-from test_pipeline import CPU, KINDS, balance_of, check, images, made, options, plain
-from torch import Tensor, nn
+from test_pipeline import CPU, KINDS, balance_of, check, check_cuts, images, made, options, plain
+from torch import Tensor
 
 from tilenet.adoption.adopt import adopt
 from tilenet.errors import TilenetError
@@ -60,17 +60,7 @@ def test_gradients_are_the_plain_networks(
 
 @pytest.mark.parametrize(("mode", "more", "seed"), pairs(MODES, KINDS, range(3)))
 def test_every_kind_of_layer_may_be_at_a_cut(mode: Any, more: dict[str, Any], seed: int) -> None:
-    wished, batch = options(**more), images(5)
-    if wished.padding == "valid":  # loses 44 cells in all and wants what poolings halve
-        batch = [nn.functional.pad(image, (44, 44, 44, 44)) for image in batch]
-        batch = [x[..., : x.shape[2] // 4 * 4, : x.shape[3] // 4 * 4] for x in batch]
-    reference, network = made(wished), made(wished)
-    _, wanted = plain(reference, batch)
-    pipe = Pipe(network, balance_of(len(network), 4, seed), [CPU] * 4, mode)
-    check(flowed(pipe, batch, 4), wanted)
-    # Running statistics: recomputing a tile's activations does not count it again.
-    for name, buffer in reference.named_buffers():
-        assert torch.allclose(network.state_dict()[name], buffer, rtol=1e-14, atol=0), name
+    check_cuts(lambda pipe, batch: flowed(pipe, batch, 4), mode, more, seed)
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -309,16 +309,12 @@ def test_a_module_that_was_not_entered_ends_the_swapping_of_no_other(tmp_path: P
 
 
 def test_without_room_it_is_said_and_the_next_step_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_room: object
 ) -> None:
     module, x = convolutions(3)
     wanted = trained(module, x)
     with swapping(module, min_bytes=0, swap_dir=str(tmp_path)) as statistics:
-
-        def full(*_: int) -> None:
-            raise OSError(28, os.strerror(28))
-
-        monkeypatch.setattr(os, "posix_fallocate", full)
+        monkeypatch.setattr(os, "posix_fallocate", no_room)
         with pytest.raises(
             TilenetError, match=r"must fit the disk .* choose a larger one \(swap_dir"
         ):

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from safetensors.torch import load_file
 from test_same_as_whole_image import LR, SEED, options_of, run_file, scenes_of
 from validated_runs import a_run, check_row, table, wanted_row
-from whole_image import train_whole
+from whole_recipe import train_whole
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.unet import UNetOptions, unet_layers

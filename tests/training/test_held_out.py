@@ -22,7 +22,8 @@ from unlike_scenes import (
     outcome,
     worst,
 )
-from whole_image import IGNORE, Scene, train_whole
+from whole_image import IGNORE, Scene
+from whole_recipe import train_whole
 
 from tilenet.data import labelled_blocks
 from tilenet.data.holdout import HeldOut

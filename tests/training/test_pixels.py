@@ -21,7 +21,8 @@ from test_same_as_whole_image import (
     wanted_of,
 )
 from unlike_scenes import write
-from whole_image import Scene, random_scene, train_whole
+from whole_image import Scene, random_scene
+from whole_recipe import train_whole
 
 from tilenet.data.collars import share_collars
 from tilenet.data.rasters import collar as collar_module

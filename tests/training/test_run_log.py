@@ -1,8 +1,6 @@
 """What a run writes down of its validations, and what it knows of them when it goes on."""
 
 import csv
-import errno
-import os
 from pathlib import Path
 
 import numpy as np
@@ -131,14 +129,14 @@ def test_scalars_hold_what_the_tables_hold(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_run_goes_on_without_scalars_that_find_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    no_room: object,
 ) -> None:
     log = RunLog(tmp_path, CLASSES, "mean_iou", 0, tensorboard=True)
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Scalars, "_write", full)
+    monkeypatch.setattr(Scalars, "_write", no_room)
     for step in (1, 2, 3):
         log.step(step, result(0.5))
     log.close()

@@ -14,7 +14,8 @@ from rasterio.warp import transform
 from test_bad_input import training
 from test_same_as_whole_image import LR, NETWORKS, SEED, STEPS, check_same, options_of, outcome_of
 from test_same_as_whole_image import run_file as run_of
-from whole_image import Scene, random_scene, train_whole
+from whole_image import Scene, random_scene
+from whole_recipe import train_whole
 
 from tilenet.__main__ import main
 from tilenet.training.config.keys import TileKeys, VectorKeys

@@ -6,6 +6,7 @@ gradient of its own for it: what belongs to the map is the sum of these.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -224,48 +225,33 @@ def test_shares_of_spans_are_those_of_the_whole_axis(whole: int) -> None:
 
 # --- enlargement by corners
 
+by_corners = partial(nn.functional.interpolate, mode="bilinear", align_corners=True)
+
 
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("factor", [2, 3, 4])
+@pytest.mark.parametrize("enlarges", [True, False])
 def test_corners_are_those_of_the_whole_map(
-    comm: MPI.Intracomm, factor: int, mode: HaloMode
+    comm: MPI.Intracomm, factor: int, mode: HaloMode, enlarges: bool
 ) -> None:
     """The tile's own part of a map made small and large again, and its gradient's share."""
-    layers = (
-        Conv(2, 2, kernel=factor, stride=factor),
-        Upsample(2, 2, factor, "bilinear", corners=True),
-    )
+    layers: tuple[Layer, ...] = Pool(2, 2, factor, factor, mode="corners"), Upsample(2, 2, factor)
+    if enlarges:
+        smaller = Conv(2, 2, kernel=factor, stride=factor)
+        layers = smaller, Upsample(2, 2, factor, "bilinear", corners=True)
     for seed, tiling in enumerate(tilings(comm, mode, factor)):
         read, own = tiling.tiles[comm.rank].read, tiling.tiles[comm.rank].own
         whole = drawn(2, 2, *tiling.extended, seed=seed).requires_grad_()
-        small = build_network(layers, 2, torch.float64)[0](whole)
-        wanted = nn.functional.interpolate(
-            small, tiling.extended, mode="bilinear", align_corners=True
-        )
+        if enlarges:
+            small = build_network(layers, 2, torch.float64)[0](whole)
+            wanted = by_corners(small, tiling.extended)
+        else:
+            small = by_corners(whole, [cells // factor for cells in tiling.extended])
+            wanted = nn.functional.interpolate(small, scale_factor=factor)
         x = part_of(whole.detach(), read, 0, 0).clone().requires_grad_()
         with on_tiles(layers, tiling, mode, comm) as network:
-            assert isinstance(network.network[1], ByCorners)
-            found = part_of(network(x), own, read.row, read.col)
-            assert_same_map(comm, (x, found), (whole, wanted), (read, own))
-
-
-@pytest.mark.ranks(2, 3, 4)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("stride", [2, 3, 4])
-def test_smaller_maps_by_corners_are_those_of_the_whole_map(
-    comm: MPI.Intracomm, stride: int, mode: HaloMode
-) -> None:
-    layers = Pool(2, 2, stride, stride, mode="corners"), Upsample(2, 2, stride)
-    for seed, tiling in enumerate(tilings(comm, mode, stride)):
-        read, own = tiling.tiles[comm.rank].read, tiling.tiles[comm.rank].own
-        whole = drawn(2, 2, *tiling.extended, seed=seed).requires_grad_()
-        size = [cells // stride for cells in tiling.extended]
-        small = nn.functional.interpolate(whole, size, mode="bilinear", align_corners=True)
-        wanted = nn.functional.interpolate(small, scale_factor=stride)
-        x = part_of(whole.detach(), read, 0, 0).clone().requires_grad_()
-        with on_tiles(layers, tiling, mode, comm) as network:
-            assert isinstance(network.network[0], ByCorners)
+            assert isinstance(network.network[int(enlarges)], ByCorners)
             found = part_of(network(x), own, read.row, read.col)
             assert_same_map(comm, (x, found), (whole, wanted), (read, own))
 

@@ -17,7 +17,8 @@ from test_same_as_whole_image import (
     outcome_of,
     run_file,
 )
-from whole_image import random_scene, train_whole
+from whole_image import random_scene
+from whole_recipe import train_whole
 
 from tilenet.training.config.keys import GradientKeys, TileKeys
 

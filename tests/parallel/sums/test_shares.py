@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
-from torch import nn
+from test_gradients import parameters
 
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.shares import Part, Shares, owned_parts, values_of_piece
@@ -57,15 +57,6 @@ KEYS = [
     OptimizerKeys("adamw", 0.1, weight_decay=0.1),
     OptimizerKeys("sgd", 0.1, momentum=0.9, nesterov=True),
 ]
-
-
-def parameters(seed: int) -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [(7, 3), (11,), (5, 2, 3), (1,), (40, 13)]
-    return [
-        nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
-        for shape in shapes
-    ]
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
