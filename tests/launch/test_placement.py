@@ -157,7 +157,7 @@ def test_a_plan_that_makes_no_sense_is_refused(
     entry = json.loads(plan.read_text())
     entry[part][key] = value
     plan.write_text(json.dumps(entry))
-    with pytest.raises(TilenetError, match="must say how many ranks there are"):
+    with pytest.raises(TilenetError, match="must be a plan"):
         read_job(plan)
 
 
