@@ -67,14 +67,9 @@ def test_no_balance_beats_the_bounds(seed: int) -> None:
     search = searched(seed)
     for layout in list(search.layouts())[::5]:
         endless = search.bounds.seconds(layout)
-        fitting = search.bounds.seconds_that_fit(layout)
-        assert endless <= fitting
         balances = every_balance(len(search.estimator.layers), layout.partitions)
         for balance in balances[:: max(1, len(balances) // 6)]:
-            step_s = search.estimator.step_s(layout, balance)[0]
-            assert endless <= step_s * (1 + 1e-12)
-            if search.estimator.num_bytes(layout, balance) <= search.question.limit_bytes:
-                assert fitting <= step_s * (1 + 1e-12)
+            assert endless <= search.estimator.step_s(layout, balance)[0] * (1 + 1e-12)
 
 
 LARGE = Question(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from math import inf, prod
+from math import prod
 
 from tilenet.choices import Checkpointing, HaloMode
 from tilenet.errors import TilenetError
@@ -59,11 +59,11 @@ class Search:
         """
         if not self._bounded:
             raise TilenetError(self._no_layout())
-        # Best first: the next layout is either looked at more closely, which only adds to its
-        # seconds, or, being a plan already, no slower than whatever comes after it. All are
-        # rounded, so that plans wait for those that may be as fast and have fewer partitions.
-        queue: list[tuple[float, int, int, int, int]] = [
-            (round_seconds(seconds), 0, 0, 0, number)
+        # Best first: the next layout is either planned, which only adds to its seconds, or, being
+        # a plan already, no slower than whatever comes after it. All are rounded, so that plans
+        # wait for those that may be as fast and have fewer partitions; each plan has one or more.
+        queue: list[tuple[float, int, int, int]] = [
+            (round_seconds(seconds), 0, 0, number)
             for number, (seconds, layout) in enumerate(self._bounded)
             if among is None or among(layout)
         ]
@@ -71,20 +71,12 @@ class Search:
         by_number: dict[int, Plan] = {}
         fastest: list[Plan] = []
         while queue and len(fastest) < count:
-            seconds, stage, _, _, number = heapq.heappop(queue)
-            layout = self._bounded[number][1]
-            if stage == 0:
-                seconds = max(seconds, round_seconds(self.bounds.seconds_that_fit(layout)))
-                if seconds < inf:
-                    heapq.heappush(queue, (seconds, 1, 0, 0, number))
-            elif stage == 1:
-                plan = self.planned(layout)
-                if plan is not None:
-                    by_number[number] = plan
-                    seconds, partitions, num_bytes = plan.order
-                    heapq.heappush(queue, (seconds, 2, partitions, num_bytes, number))
-            else:
+            number = heapq.heappop(queue)[-1]
+            if number in by_number:
                 fastest.append(by_number[number])
+            elif plan := self.planned(self._bounded[number][1]):
+                by_number[number] = plan
+                heapq.heappush(queue, (*plan.order, number))
         return fastest
 
     def answer(self) -> list[Plan]:
@@ -112,7 +104,7 @@ class Search:
     @cached_property
     def bounds(self) -> Bounds:
         """Seconds that no plan can beat."""
-        return Bounds(self.estimator, [self.estimator.shape(layout) for layout in self.layouts()])
+        return Bounds(self.estimator)
 
     @cached_property
     def _bounded(self) -> list[tuple[float, Layout]]:
