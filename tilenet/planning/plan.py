@@ -98,7 +98,6 @@ class Question:
         partitions: Devices per rank.
         balance: Layers per partition, which says how many partitions there are.
         micro_batches: Micro-batches of a rank in the pipeline at once, each a tile or a stack.
-        mbpp: Micro-batches per partition, the paper's measure; micro_batches = mbpp · partitions.
         checkpointing: Micro-batches that are computed again in backward.
         pipeline: Order of micro-batches in the partitions, `gpipe` or `1f1b`.
         swap: `off`; `auto`: as much as must, where that is fastest; `all`: all large tensors.
@@ -122,7 +121,6 @@ class Question:
     partitions: int | None = None
     balance: tuple[int, ...] | None = None
     micro_batches: int | None = None
-    mbpp: int | None = None
     checkpointing: Checkpointing | None = None
     pipeline: Pipelining = "gpipe"
     swap: Literal["off", "auto", "all"] = "off"

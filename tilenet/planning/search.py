@@ -206,8 +206,6 @@ class Search:
             most = min(most, partitions)
         if question.micro_batches is not None:
             return [question.micro_batches]
-        if question.mbpp is not None:
-            return [question.mbpp * partitions]
         if partitions == 1:
             return [1]
         return sorted({min(count, most) for count in (*MICRO_BATCHES, most)})
@@ -363,7 +361,7 @@ def check_question(question: Question) -> None:
         TilenetError: It contradicts itself; the error names the rule, the values and the remedy.
     """
     num_layers = len(question.layers)
-    for name in ("nodes", "num_images", "batch_size", "partitions", "micro_batches", "mbpp"):
+    for name in ("nodes", "num_images", "batch_size", "partitions", "micro_batches"):
         value = getattr(question, name)
         if value is not None and value < 1:
             raise TilenetError(f"{name} must be at least 1 ({name}: {value})")
@@ -390,11 +388,6 @@ def check_question(question: Question) -> None:
         raise TilenetError(
             f"several partitions need streams of CUDA or ROCm (partitions: {question.partitions}, "
             f"devices of {question.machine.name}: {question.machine.device}); ask for 1"
-        )
-    if question.micro_batches is not None and question.mbpp is not None:
-        raise TilenetError(
-            f"micro-batches are given in all or per partition, not both (micro_batches: "
-            f"{question.micro_batches}, mbpp: {question.mbpp}); leave one out"
         )
     if not 0 <= question.reserve < 1:
         raise TilenetError(

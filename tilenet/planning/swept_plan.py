@@ -87,7 +87,6 @@ def _check(question: Question) -> None:
         "grid": (question.grid, None),
         "tile_px": (question.tile_px, None),
         "micro_batches": (question.micro_batches, None),
-        "mbpp": (question.mbpp, None),
         "checkpointing": (question.checkpointing, None),
         "pipeline": (question.pipeline, "gpipe"),
         # Nothing must be swapped.
