@@ -252,7 +252,7 @@ NORMED = replace(ROOMY.options, norm="instance")
         ({"balance": (3, 4), "partitions": 2}, r"must add up .*sum: 7, layers: \d+"),
         ({"balance": (3, 4), "partitions": 3}, "one entry a partition"),
         ({"balance": (0, 4), "partitions": 2}, "every partition needs a layer"),
-        ({"partitions": 5}, r"\(partitions: 5, devices per node of toy: 4\); ask for at most 4$"),
+        ({"partitions": 5}, r"\(partitions: 5, devices per node of toy: 4\); plan with at most 4$"),
         ({"partitions": 999}, "every partition needs a layer"),
         ({"partitions": 0}, r"partitions must be at least 1 \(partitions: 0\)"),
         ({"nodes": -2}, "nodes must be at least 1"),
@@ -310,7 +310,7 @@ def test_ranks_of_intels_gpus_have_one_partition() -> None:
         sweep = replace(question, halo_mode="sweep")
         assert set(swept_plan._partitions(sweep)) == counts
     for mode in ("overlap", "sweep"):
-        said = r"of CUDA or ROCm \(partitions: 2, devices of toy: Intel Max 1550\); ask for 1$"
+        said = r"of CUDA or ROCm \(partitions: 2, devices of toy: Intel Max 1550\); plan with 1$"
         with pytest.raises(TilenetError, match=said):
             find_fitting(replace(here, halo_mode=mode, partitions=2))  # type: ignore[arg-type]
     with pytest.raises(TilenetError, match="1f1b"):

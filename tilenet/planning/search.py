@@ -378,17 +378,7 @@ def check_question(question: Question) -> None:
             f"with halo_mode exchange each layer takes just what it needs (halo: {question.halo}); "
             "leave halo out, or take halo_mode overlap"
         )
-    devices = question.machine.devices_per_node
-    if (question.partitions or 1) > devices:
-        raise TilenetError(
-            f"a rank's partitions stand on devices of one node (partitions: {question.partitions}, "
-            f"devices per node of {question.machine.name}: {devices}); ask for at most {devices}"
-        )
-    if (question.partitions or 1) > question.machine.most_partitions:
-        raise TilenetError(
-            f"several partitions need streams of CUDA or ROCm (partitions: {question.partitions}, "
-            f"devices of {question.machine.name}: {question.machine.device}); ask for 1"
-        )
+    question.machine.check_partitions(question.partitions or 1)
     if not 0 <= question.reserve < 1:
         raise TilenetError(
             f"reserve is a share of a device's memory (reserve: {question.reserve}); 0.1 is usual"
