@@ -39,9 +39,8 @@ def read_job(path: Path) -> PlannedJob:
         TilenetError: It is no plan.
     """
     plan = read_plan(path)
-    replicas, rows, columns = plan.mesh.values()
     return PlannedJob(
-        mesh=(replicas, rows, columns),
+        mesh=(plan.mesh["replicas"], plan.mesh["rows"], plan.mesh["columns"]),
         partitions=len(plan.balance),
         ranks_per_node=plan.ranks_per_node,
         machine=plan.question.machine.name,

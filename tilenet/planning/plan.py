@@ -29,9 +29,7 @@ __all__ = [
 VERSION = 1
 PlannedMode = Literal["overlap", "exchange", "sweep"]
 MODES: tuple[PlannedMode, ...] = get_args(PlannedMode)
-Optimizer = Annotated[
-    str, f"one of {', '.join(OPTIMIZER_STATES)}", lambda name: name in OPTIMIZER_STATES
-]
+Optimizer = Annotated[str, f"one of {', '.join(OPTIMIZER_STATES)}", OPTIMIZER_STATES.__contains__]
 Size = Annotated[tuple[int, int], "rows and columns", lambda size: len(size) == 2 and min(size) > 0]
 T = TypeVar("T")
 
@@ -328,13 +326,9 @@ def write_plan(plan: Plan, path: Path) -> None:
     write_aside(json.dumps(plan.to_json(), indent=1), path, "a plan")
 
 
-MESH = ("replicas", "rows", "columns")
-Mesh = Annotated[
-    dict[str, Count], f"numbers of {', '.join(MESH)}", lambda mesh: tuple(mesh) == MESH
-]
-Tiles = Annotated[
-    dict[str, Count], "numbers of rows, columns", lambda tiles: tuple(tiles) == MESH[1:]
-]
+AXES = {"replicas", "rows", "columns"}
+Mesh = Annotated[dict[str, Count], "replicas, rows, columns", lambda mesh: set(mesh) == AXES]
+Tiles = Annotated[dict[str, Count], "rows, columns", lambda grid: set(grid) == AXES - {"replicas"}]
 
 
 @dataclass(frozen=True)

@@ -64,4 +64,4 @@ def _rule(kind: Any) -> str:
         return f"one of {', '.join(parts)}"
     if origin in (Union, UnionType):
         return " or ".join(map(_rule, parts))
-    return parts[-2] if parts else WORDS[kind]
+    return parts[-2] if origin is Annotated else WORDS.get(kind, str(kind))
