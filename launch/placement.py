@@ -119,17 +119,7 @@ def place(job: PlannedJob, machine: Machine, nodes: int | None = None) -> Placem
 
 
 def _most_per_node(job: PlannedJob, machine: Machine) -> int:
-    if job.partitions > machine.devices_per_node:
-        raise TilenetError(
-            f"a rank's partitions must lie on one node (partitions: {job.partitions}, devices per "
-            f"node of {machine.name}: {machine.devices_per_node}); plan with --partitions "
-            f"{machine.devices_per_node} or fewer"
-        )
-    if job.partitions > machine.most_partitions:
-        raise TilenetError(
-            f"several partitions need streams of CUDA or ROCm (partitions: {job.partitions}, "
-            f"devices of {machine.name}: {machine.device}); plan with --partitions 1"
-        )
+    machine.check_partitions(job.partitions)
     if machine.cores < machine.devices_per_node:
         raise TilenetError(
             f"every device must have a core to drive it (cores of {machine.name}: "

@@ -240,7 +240,7 @@ def test_pictures_are_drawn(capsys: Capture, tmp_path: Path) -> None:
         (1, [*TINY, "--balance", "3,4"], "must add up"),
         (1, [*TINY, "--balance", "3,4", "--partitions", "3"], "one entry a partition"),
         (1, [*TINY, "--partitions", "0"], "partitions must be at least 1"),
-        (1, [*TINY, "--partitions", "7"], "ask for at most 6"),
+        (1, [*TINY, "--partitions", "7"], "plan with at most 6"),
         (1, [*TINY, "--reserve", "1"], "reserve is a share"),
         (1, [*ONE, "--device-gib", "0.000001"], "a plan must fit its devices (needed: "),
         (1, [*TINY, "--profile", "nowhere.json"], "the profile must be a readable file"),

@@ -100,7 +100,9 @@ def trained_and_mapped(
 PLANS = {
     "3x4 tiles": ["--grid", "3x4"],
     "2 partitions": ["--partitions", "2", "--grid", "4x3", "--micro-batches", "2"],
-    "2 mbpp": ["--partitions", "3", "--mbpp", "2", "--tile", "32", "--checkpointing", "always"],
+    "6 at once": [
+        *("--partitions", "3", "--micro-batches", "6", "--tile", "32", "--checkpointing", "always")
+    ],
     "1f1b": ["--partitions", "2", "--grid", "4x3", "--pipeline", "1f1b"],
     "exchange": ["--partitions", "2", "--halo-mode", "exchange"],
     "exchange in 1f1b": ["--partitions", "3", "--halo-mode", "exchange", "--pipeline", "1f1b"],
@@ -132,7 +134,7 @@ def test_planned_runs_are_those_of_the_whole_image(
     check_same(comm, found, wanted, scene.valid)
 
 
-@pytest.mark.parametrize("plan", ["3x4 tiles", "2 mbpp"])
+@pytest.mark.parametrize("plan", ["3x4 tiles", "6 at once"])
 def test_planned_runs_that_swap_are_those_of_the_whole_image(
     comm: MPI.Intracomm,
     shared_path: Path,
@@ -143,7 +145,7 @@ def test_planned_runs_that_swap_are_those_of_the_whole_image(
     """Devices are too small for the plan without; the run finds the same bytes as the planner."""
     monkeypatch.setattr("tilenet.planning.estimate.MIN_BYTES", 0)  # tensors here are small
     (scene,) = scenes_of(shared_path, [SIZE], comm)
-    partitions = 3 if plan == "2 mbpp" else 1
+    partitions = 3 if plan == "6 at once" else 1
     ranks = comm.size * partitions
     fixed = [*PLANS[plan], "--partitions", str(partitions), "--optimizer", "sgd"]
     roomy = planned(comm, shared_path, "same-nearest", ranks, *fixed)

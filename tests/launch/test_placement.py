@@ -61,7 +61,7 @@ def test_a_rank_keeps_to_the_cores_and_devices_of_its_number() -> None:
 
 # machine, ranks, partitions, --nodes, what is said
 REFUSED = [
-    ("summit", 4, 7, None, r"on one node \(partitions: 7, .*summit: 6\); plan with --partitions 6"),
+    ("summit", 4, 7, None, r"of one node \(partitions: 7, .*summit: 6\); plan with at most 6"),
     ("summit", 64, 1, 10, r"\(ranks: 64, at most 6 per node, nodes: 10\); give --nodes 11"),
     ("summit", 10, 1, 6, r"nodes: 6\); give --nodes 5"),
     ("summit", 4, 1, 5, r"nodes: 5\); give --nodes 4"),
@@ -157,7 +157,7 @@ def test_a_plan_that_makes_no_sense_is_refused(
     entry = json.loads(plan.read_text())
     entry[part][key] = value
     plan.write_text(json.dumps(entry))
-    with pytest.raises(TilenetError, match="must say how many ranks there are"):
+    with pytest.raises(TilenetError, match="must be a plan"):
         read_job(plan)
 
 

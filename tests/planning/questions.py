@@ -31,15 +31,10 @@ def check_bounds(search: Search, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for layout in list(search.layouts())[::5]:
         endless = search.bounds.seconds(layout)
-        fitting = search.bounds.seconds_that_fit(layout)
-        assert endless <= fitting
         balances = every_balance(len(search.estimator.layers), layout.partitions)
         chosen = rng.choice(len(balances), min(len(balances), 6), replace=False)
         for balance in [*(balances[n] for n in chosen), *search._balances(layout)]:
-            step_s = search.estimator.step_s(layout, balance)[0]
-            assert endless <= step_s * (1 + 1e-12)
-            if search.estimator.num_bytes(layout, balance) <= search.question.limit_bytes:
-                assert fitting <= step_s * (1 + 1e-12)
+            assert endless <= search.estimator.step_s(layout, balance)[0] * (1 + 1e-12)
 
 
 def small_machine(devices: int, memory_bytes: int) -> Machine:

@@ -196,9 +196,9 @@ def test_strips_over_partitions_where_a_rank_per_device_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"options": replace(OPTIONS, padding="valid")}, "network: no padding"),
-        ({"options": replace(OPTIONS, norm="instance")}, "network: instance norm"),
-        ({"options": replace(OPTIONS, norm="batch", norm_scope="tile")}, "network: norms"),
+        ({"options": replace(OPTIONS, padding="valid")}, "padding: valid"),
+        ({"options": replace(OPTIONS, norm="instance")}, "tiles: instance norm"),
+        ({"options": replace(OPTIONS, norm="batch", norm_scope="tile")}, "tiles: norms"),
         ({"halo": "epsilon"}, "halo: epsilon"),
         ({"grid": (2, 2)}, "grid: (2, 2)"),
         ({"tile_px": 32}, "tile_px: 32"),

@@ -40,8 +40,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
             write_plan(plan, path)
             planned = read_plan(path)
             assert planned.keys == plan.run_keys()
-            assert planned.options == question.options
-            assert planned.image == question.image
+            assert planned.question == plan.question
+            assert tuple(planned.mesh.values()) == plan.mesh
+            assert planned.balance == plan.balance
             read += 1
     assert read > 3
     assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]

@@ -138,7 +138,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
     path = tmp_path / "plan.json"
     write_plan(plan, path)
     planned = read_plan(path)
-    assert planned.options == own(name)
+    assert planned.question.options == own(name)
     assert planned.keys == plan.run_keys()
     found = Search(replan(path, 1)).best(1)[0]
     assert found.run_keys() == plan.run_keys()

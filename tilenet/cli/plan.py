@@ -126,7 +126,6 @@ def _parser() -> Arguments:
         "--balance", type=numbers(int, "L,L,…"), metavar="L,L,…", help="layers per partition"
     )
     run.add_argument("--micro-batches", type=int, metavar="N", help="tiles at once, in all")
-    run.add_argument("--mbpp", type=int, metavar="N", help="the same, per partition")
     run.add_argument("--checkpointing", choices=["always", "except_last", "never"])
     run.add_argument("--pipeline", choices=["gpipe", "1f1b"], default="gpipe", help="schedule")
     run.add_argument(

@@ -78,7 +78,7 @@ def plan(
         classes: Number of classes of a U-Net (a module has its own); None: 2.
         machine: A machine as in `tilenet plan --machine`.
         options: `nodes`, `num_images`, `batch_size`, `precision`, `optimizer`, `halo`, `halo_mode`,
-            `grid`, `tile_px`, `partitions`, `balance`, `micro_batches`, `mbpp`, `checkpointing`,
+            `grid`, `tile_px`, `partitions`, `balance`, `micro_batches`, `checkpointing`,
             `pipeline`, `swap`, `reserve`, as in `tilenet plan`; options left out are chosen.
 
     Raises:

@@ -32,12 +32,27 @@ def whole_image(layers: tuple[Layer, ...]) -> str | None:
     return "global average" if pools else None
 
 
-def sweep_obstacle(layers: tuple[Layer, ...]) -> str | None:
-    """Return the statistic that sweeps of a training step cannot compute; None: there is none."""
+def sweep_obstacle(layers: tuple[Layer, ...], partitions: int) -> str | None:
+    """Why training by sweeps cannot compute these layers; None where it can."""
+    if context_of(layers).valid:
+        return (
+            "a sweep pads each layer (halo_mode: sweep, padding: valid); use network.padding: same"
+        )
     whole = whole_image(layers)
-    if whole not in (None, "global average"):
-        return whole
-    return "norms" if norm_context(layers) == "tile" else None
+    unswept = "norms" if norm_context(layers) == "tile" else whole
+    if unswept not in (None, "global average"):
+        return (
+            "a sweep in training takes averages of an image, but no norms and maxima "
+            f"(halo_mode: sweep, over whole images or tiles: {unswept}); use "
+            "network.norm: none, network.batch_norm: frozen for a module, or another halo_mode"
+        )
+    if whole and partitions > 1:
+        return (
+            "a sweep over partitions knows no averages of the whole image (halo_mode: sweep, over "
+            f"whole images: {whole}, partitions: {partitions}); set partitions: 1, or use another "
+            "halo_mode"
+        )
+    return None
 
 
 def needs_all_tiles(layers: tuple[Layer, ...], halo_mode: HaloMode) -> bool:

@@ -1,17 +1,20 @@
 """The question to the planner, and its answer: everything decided before the job."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from tilenet.choices import Checkpointing, Pipelining
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.legal_layers import check_layers
 from tilenet.geometry.unet import UNetOptions, unet_layers
+from tilenet.planning.machines.fill import filled
 from tilenet.planning.machines.machine import Machine
+from tilenet.planning.machines.values import Count
+from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.planning.swap.plan import SwapPlan
 from tilenet.planning.time.profile import Profile
 from tilenet.storage.atomic import write_aside
@@ -26,6 +29,9 @@ __all__ = [
 VERSION = 1
 PlannedMode = Literal["overlap", "exchange", "sweep"]
 MODES: tuple[PlannedMode, ...] = get_args(PlannedMode)
+Optimizer = Annotated[str, f"one of {', '.join(OPTIMIZER_STATES)}", OPTIMIZER_STATES.__contains__]
+Size = Annotated[tuple[int, int], "rows and columns", lambda size: len(size) == 2 and min(size) > 0]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,6 @@ class Question:
         partitions: Devices per rank.
         balance: Layers per partition, which says how many partitions there are.
         micro_batches: Micro-batches of a rank in the pipeline at once, each a tile or a stack.
-        mbpp: Micro-batches per partition, the paper's measure; micro_batches = mbpp · partitions.
         checkpointing: Micro-batches that are computed again in backward.
         pipeline: Order of micro-batches in the partitions, `gpipe` or `1f1b`.
         swap: `off`; `auto`: as much as must, where that is fastest; `all`: all large tensors.
@@ -100,13 +105,13 @@ class Question:
 
     options: UNetOptions | OwnNetwork
     epsilon_px: int
-    image: tuple[int, int]
+    image: Size
     machine: Machine
     nodes: int = 1
     num_images: int = 1
     batch_size: int = 1
     precision: str = "float32"
-    optimizer: str = "adamw"
+    optimizer: Optimizer = "adamw"
     halo: int | str = "exact"
     halo_mode: PlannedMode | Literal["auto"] = "overlap"
     grid: tuple[int, int] | None = None
@@ -114,7 +119,6 @@ class Question:
     partitions: int | None = None
     balance: tuple[int, ...] | None = None
     micro_batches: int | None = None
-    mbpp: int | None = None
     checkpointing: Checkpointing | None = None
     pipeline: Pipelining = "gpipe"
     swap: Literal["off", "auto", "all"] = "off"
@@ -322,23 +326,44 @@ def write_plan(plan: Plan, path: Path) -> None:
     write_aside(json.dumps(plan.to_json(), indent=1), path, "a plan")
 
 
+AXES = {"replicas", "rows", "columns"}
+Mesh = Annotated[dict[str, Count], "replicas, rows, columns", lambda mesh: set(mesh) == AXES]
+Tiles = Annotated[dict[str, Count], "rows, columns", lambda grid: set(grid) == AXES - {"replicas"}]
+
+
 @dataclass(frozen=True)
 class PlannedRun:
-    """The part of `plan.json` that a run takes.
+    """The part of `plan.json` that runs, jobs and later plans take.
 
     Attributes:
-        keys: Keys of the run file.
-        options: The network.
-        image: Height and width of the image.
-        question: The question, as plain values.
+        keys: Keys of the run file, of which some follow.
+        mesh: Ranks by axis.
+        balance: Layers per partition.
+        tiles: Tiles of an image by axis; a sweep has none.
+        ranks_per_node: Most ranks that share a node, on the machine that was planned for.
+        device_bytes: Predicted peak of the fullest device.
+        host_bytes: Predicted bytes of a node's memory.
         sharers: Ranks that share out the optimizer's states.
     """
 
     keys: dict[str, Any]
-    options: UNetOptions | OwnNetwork
-    image: tuple[int, int]
-    question: dict[str, Any]
-    sharers: int = 1
+    question: Question
+    mesh: Mesh
+    balance: Annotated[tuple[Count, ...], "numbers of layers", bool]
+    micro_batches: Count
+    checkpointing: Checkpointing
+    ranks_per_node: Count
+    device_bytes: Count
+    host_bytes: Count
+    sharers: Count = 1
+    tiles: Tiles = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parts = self.keys.get("partitions"), self.keys.get("balance")
+        if parts != (len(self.balance), [*self.balance]):
+            raise ValueError("run has no balance with one number of layers per partition")
+        if not self.tiles and self.question.halo_mode != "sweep":
+            raise ValueError("run has no tiles")
 
 
 def read_plan(path: Path) -> PlannedRun:
@@ -359,50 +384,38 @@ def read_plan(path: Path) -> PlannedRun:
     version = entry.get("tilenet_plan") if isinstance(entry, dict) else None
     if version is True or version != VERSION:
         raise _wrong(path, f"the key tilenet_plan is missing or not {VERSION}")
-    keys, question = entry.get("run"), entry.get("asked")
-    if not isinstance(keys, dict) or not isinstance(question, dict):
-        raise _wrong(path, "run and asked must be objects")
+    keys, table, answer = (entry.get(part) for part in ("run", "asked", "answer"))
+    if not all(isinstance(part, dict) for part in (keys, table, answer)):
+        raise _wrong(path, "run, asked and answer must be objects")
     try:
-        network = question["options"]
+        network = table["options"]
         own = "layers" in network
         options = OwnNetwork.from_json(network) if own else UNetOptions(**network)
-        image = _pair(question["image"])
     except (AttributeError, KeyError, TypeError, ValueError, TilenetError) as error:
-        raise _wrong(path, f"asked has no network and image: {error}") from error
-    balance, partitions = keys.get("balance"), keys.get("partitions")
-    if not (
-        isinstance(balance, list)
-        and all(type(layers) is int and layers > 0 for layers in balance)
-        and partitions == len(balance)
-    ):
-        raise _wrong(path, "run has no balance with one number of layers per partition")
-    answer = entry.get("answer")
-    sharers = answer.get("sharers", 1) if isinstance(answer, dict) else 1
-    if type(sharers) is not int or sharers < 1:
-        raise _wrong(path, "answer.sharers must be a number of ranks")
-    return PlannedRun(keys, options, image, question, sharers)
+        raise _wrong(path, f"asked has no network: {error}") from error
+    try:
+        question = _known(Question, "asked", table, options=options)
+        both = {**answer, **keys}
+        return _known(PlannedRun, "run or answer", both, keys=keys, question=question)
+    except ValueError as error:
+        raise _wrong(path, str(error)) from error
 
 
-def planned_bytes(path: Path) -> dict[str, int] | None:
+def _known(kind: type[T], where: str, table: dict[str, Any], **known: Any) -> T:
+    """A dataclass filled with those of a table's values that it has a place for."""
+    names = [part.name for part in fields(kind) if part.name not in known]  # type: ignore[arg-type]
+    return filled(kind, where, {name: table[name] for name in names if name in table}, **known)
+
+
+def planned_bytes(path: Path) -> dict[str, int]:
     """Read a plan's prediction: bytes of the fullest device and of a rank's share of its node.
 
-    None: the file does not say, or cannot be read.
+    Raises:
+        TilenetError: See `read_plan`.
     """
-    try:
-        answer = json.loads(path.read_bytes().decode("utf-8"))["answer"]
-        return {
-            "device_bytes": int(answer["device_bytes"]),
-            "host_bytes": int(answer["host_bytes"]) // max(1, int(answer["ranks_per_node"])),
-        }
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _pair(values: Sequence[Any]) -> tuple[int, int]:
-    height, width = values
-    if not all(type(value) is int and value > 0 for value in (height, width)):
-        raise ValueError(f"an image has rows and columns, not {values!r}")
-    return height, width
+    plan = read_plan(path)
+    host_bytes = plan.host_bytes // plan.ranks_per_node
+    return {"device_bytes": plan.device_bytes, "host_bytes": host_bytes}
 
 
 def _wrong(path: Path, what: str) -> TilenetError:

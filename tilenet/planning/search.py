@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from math import inf, prod
+from math import prod
 
 from tilenet.choices import Checkpointing, HaloMode
 from tilenet.errors import TilenetError
@@ -59,11 +59,11 @@ class Search:
         """
         if not self._bounded:
             raise TilenetError(self._no_layout())
-        # Best first: the next layout is either looked at more closely, which only adds to its
-        # seconds, or, being a plan already, no slower than whatever comes after it. All are
-        # rounded, so that plans wait for those that may be as fast and have fewer partitions.
-        queue: list[tuple[float, int, int, int, int]] = [
-            (round_seconds(seconds), 0, 0, 0, number)
+        # Best first: the next layout is either planned, which only adds to its seconds, or, being
+        # a plan already, no slower than whatever comes after it. All are rounded, so that plans
+        # wait for those that may be as fast and have fewer partitions; each plan has one or more.
+        queue: list[tuple[float, int, int, int]] = [
+            (round_seconds(seconds), 0, 0, number)
             for number, (seconds, layout) in enumerate(self._bounded)
             if among is None or among(layout)
         ]
@@ -71,20 +71,12 @@ class Search:
         by_number: dict[int, Plan] = {}
         fastest: list[Plan] = []
         while queue and len(fastest) < count:
-            seconds, stage, _, _, number = heapq.heappop(queue)
-            layout = self._bounded[number][1]
-            if stage == 0:
-                seconds = max(seconds, round_seconds(self.bounds.seconds_that_fit(layout)))
-                if seconds < inf:
-                    heapq.heappush(queue, (seconds, 1, 0, 0, number))
-            elif stage == 1:
-                plan = self.planned(layout)
-                if plan is not None:
-                    by_number[number] = plan
-                    seconds, partitions, num_bytes = plan.order
-                    heapq.heappush(queue, (seconds, 2, partitions, num_bytes, number))
-            else:
+            number = heapq.heappop(queue)[-1]
+            if number in by_number:
                 fastest.append(by_number[number])
+            elif plan := self.planned(self._bounded[number][1]):
+                by_number[number] = plan
+                heapq.heappush(queue, (*plan.order, number))
         return fastest
 
     def answer(self) -> list[Plan]:
@@ -112,7 +104,7 @@ class Search:
     @cached_property
     def bounds(self) -> Bounds:
         """Seconds that no plan can beat."""
-        return Bounds(self.estimator, [self.estimator.shape(layout) for layout in self.layouts()])
+        return Bounds(self.estimator)
 
     @cached_property
     def _bounded(self) -> list[tuple[float, Layout]]:
@@ -214,8 +206,6 @@ class Search:
             most = min(most, partitions)
         if question.micro_batches is not None:
             return [question.micro_batches]
-        if question.mbpp is not None:
-            return [question.mbpp * partitions]
         if partitions == 1:
             return [1]
         return sorted({min(count, most) for count in (*MICRO_BATCHES, most)})
@@ -371,7 +361,7 @@ def check_question(question: Question) -> None:
         TilenetError: It contradicts itself; the error names the rule, the values and the remedy.
     """
     num_layers = len(question.layers)
-    for name in ("nodes", "num_images", "batch_size", "partitions", "micro_batches", "mbpp"):
+    for name in ("nodes", "num_images", "batch_size", "partitions", "micro_batches"):
         value = getattr(question, name)
         if value is not None and value < 1:
             raise TilenetError(f"{name} must be at least 1 ({name}: {value})")
@@ -388,22 +378,7 @@ def check_question(question: Question) -> None:
             f"with halo_mode exchange each layer takes just what it needs (halo: {question.halo}); "
             "leave halo out, or take halo_mode overlap"
         )
-    devices = question.machine.devices_per_node
-    if (question.partitions or 1) > devices:
-        raise TilenetError(
-            f"a rank's partitions stand on devices of one node (partitions: {question.partitions}, "
-            f"devices per node of {question.machine.name}: {devices}); ask for at most {devices}"
-        )
-    if (question.partitions or 1) > question.machine.most_partitions:
-        raise TilenetError(
-            f"several partitions need streams of CUDA or ROCm (partitions: {question.partitions}, "
-            f"devices of {question.machine.name}: {question.machine.device}); ask for 1"
-        )
-    if question.micro_batches is not None and question.mbpp is not None:
-        raise TilenetError(
-            f"micro-batches are given in all or per partition, not both (micro_batches: "
-            f"{question.micro_batches}, mbpp: {question.mbpp}); leave one out"
-        )
+    question.machine.check_partitions(question.partitions or 1)
     if not 0 <= question.reserve < 1:
         raise TilenetError(
             f"reserve is a share of a device's memory (reserve: {question.reserve}); 0.1 is usual"

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from tilenet.errors import TilenetError
-from tilenet.geometry.halo import context_of
 from tilenet.geometry.sweep import sweep
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.planning.balance import block_seconds, least_time, most_partitions, without_cuts
-from tilenet.planning.compatibility import sweep_obstacle, whole_image
+from tilenet.planning.compatibility import sweep_obstacle
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.states import state_bytes
 from tilenet.planning.memory.swept_partitions import partition_peaks
@@ -83,13 +82,11 @@ def fitting_sweeps(question: Question) -> list[Plan]:
 
 def _check(question: Question) -> None:
     check_question(question)
-    layers = question.layers
     free = {
         "halo": (question.halo, "exact"),
         "grid": (question.grid, None),
         "tile_px": (question.tile_px, None),
         "micro_batches": (question.micro_batches, None),
-        "mbpp": (question.mbpp, None),
         "checkpointing": (question.checkpointing, None),
         "pipeline": (question.pipeline, "gpipe"),
         # Nothing must be swapped.
@@ -101,19 +98,8 @@ def _check(question: Question) -> None:
                 "a sweep goes over all columns of a rank, and computes each strip again by itself "
                 f"(halo_mode: sweep, {name}: {value}); leave {name} out, or take another halo_mode"
             )
-    unswept = "no padding" if context_of(layers).valid else sweep_obstacle(layers)
-    if unswept:
-        raise TilenetError(
-            "a sweep in training takes padded layers and averages of an image, but no norms and "
-            f"maxima (halo_mode: sweep, network: {unswept}); use network.norm: none and "
-            "network.padding: same, or take another halo_mode"
-        )
-    whole = whole_image(layers)
-    if whole and (question.partitions or 1) > 1:
-        raise TilenetError(
-            "a sweep over partitions knows no averages of the whole image (halo_mode: sweep, over "
-            f"whole images: {whole}, partitions: {question.partitions}); leave partitions out"
-        )
+    if reason := sweep_obstacle(question.layers, question.partitions or 1):
+        raise TilenetError(reason)
 
 
 def _partitions(question: Question) -> list[int]:

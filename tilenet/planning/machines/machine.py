@@ -60,6 +60,24 @@ class Machine:
         """Devices that a rank may take: of Intel's GPUs one alone."""
         return 1 if self.device.startswith("Intel") else self.devices_per_node
 
+    def check_partitions(self, partitions: int) -> None:
+        """Refuse more partitions than a rank can have devices.
+
+        Raises:
+            TilenetError: There are too many.
+        """
+        if partitions > self.devices_per_node:
+            raise TilenetError(
+                f"a rank's partitions stand on devices of one node (partitions: {partitions}, "
+                f"devices per node of {self.name}: {self.devices_per_node}); plan with at most "
+                f"{self.devices_per_node}"
+            )
+        if partitions > self.most_partitions:
+            raise TilenetError(
+                f"several partitions need streams of CUDA or ROCm (partitions: {partitions}, "
+                f"devices of {self.name}: {self.device}); plan with 1"
+            )
+
     @property
     def rank_bytes(self) -> int:
         """Memory of the node that its ranks may plan with: decoded blocks of images take some."""

@@ -82,8 +82,12 @@ def checked_machine(name: str, table: dict[str, Any]) -> Machine:
     Raises:
         TilenetError: A key is missing, unknown, or its value impossible.
     """
-    facts = filled(Machine, name, table, name=name)
-    launch, remedy = facts.launch, f"correct it in {user_file()}"
+    remedy = f"correct it in {user_file()}"
+    try:
+        facts = filled(Machine, name, table, name=name)
+    except ValueError as error:
+        raise TilenetError(f"{error}; {remedy}") from error
+    launch = facts.launch
     if sorted(launch.device_order) not in ([], list(range(facts.devices_per_node))):
         raise TilenetError(
             f"{name}.launch.device_order must name each of the devices 0 to "

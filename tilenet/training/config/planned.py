@@ -32,7 +32,7 @@ def check_plan(
     Raises:
         TilenetError: The plan is of another run; the error names the difference.
     """
-    planned = read_plan(Path(path))
+    planned = read_plan(Path(path)).question
     unlike = _unlike(planned.options, options, layers)
     if unlike:
         key, planned_value, run_value = unlike

@@ -26,23 +26,9 @@ def check_sweep(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
                 f"a sweep computes each strip again by itself, from its rows (halo_mode: sweep, "
                 f"{key}: {value}); set {key}: {only}, or halo_mode: overlap"
             )
-    if record.context().valid:
-        raise TilenetError(
-            "a sweep pads each layer (halo_mode: sweep, padding: valid); use network.padding: same"
-        )
-    if unswept := sweep_obstacle(record.layers):
-        raise TilenetError(
-            "a sweep in training takes averages of an image, but no norms and maxima "
-            f"(halo_mode: sweep, over whole images or tiles: {unswept}); use "
-            "network.norm: none, network.batch_norm: frozen for a module, or halo_mode: exchange"
-        )
+    if reason := sweep_obstacle(record.layers, run.num_partitions):
+        raise TilenetError(reason)
     whole = whole_image(record.layers)
-    if whole and run.num_partitions > 1:
-        raise TilenetError(
-            "a sweep over partitions knows no averages of the whole image (halo_mode: sweep, over "
-            f"whole images: {whole}, partitions: {run.num_partitions}); set partitions: 1, or use "
-            "halo_mode: exchange"
-        )
     if whole and (run.tiles.cut is not None or mesh.rows > 1):
         raise TilenetError(
             "a sweep averages over images that ranks hold by columns (halo_mode: sweep, over whole "
