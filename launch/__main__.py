@@ -20,8 +20,6 @@ from .placement import Placement, place
 from .planned_job import read_job
 from .scripts import Job, script, submit_command
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code: 0 done, 1 error, 2 usage."""

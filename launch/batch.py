@@ -20,8 +20,6 @@ from .queues import Queue, Slurm
 from .steps import Outcome, Steps
 from .stop_signals import StopSignals
 
-__all__ = ["AGAIN", "ending", "gets_on", "main"]
-
 AGAIN = -1  # in place of an exit code: the job comes again
 COPY = 'mkdir -p "$1" && cp -rp --parents "${@:2}" "$1"'  # on the nodes
 # Once per node and archive, also when two jobs of a user share a node or a job comes again

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from .placement import Placement
 
-__all__ = ["HOSTS", "command", "environment", "once_per_node", "quoted"]
-
 HOSTS = "$PBS_NODEFILE"  # file of the job's nodes, one a line; the only word that a shell expands
 
 

@@ -10,8 +10,6 @@ from tilenet.planning.machines.machine import Machine
 from .placement import Placement
 from .planned_job import PlannedJob
 
-__all__ = ["check_range", "job_of_least", "node_range", "without_nodes"]
-
 
 def node_range(text: str) -> tuple[int, int | None]:
     """The fewest and the most nodes of `3-4`; of `4` the number of nodes, and None.

@@ -2,8 +2,6 @@
 
 from .placement import Placement
 
-__all__ = ["explain", "in_one_line"]
-
 
 def in_one_line(placed: Placement, most_nodes: int | None = None) -> str:
     """Nodes, ranks, cores and devices; up to `most_nodes` nodes, each like the placement's."""

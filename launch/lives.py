@@ -15,8 +15,6 @@ from pathlib import Path
 from .queues import Slurm, job_number
 from .steps import Outcome, Steps
 
-__all__ = ["Lives", "holds_step", "in_order"]
-
 WATCH = Path(__file__).with_name("watch.py")
 WATCH_S = 30  # seconds between two checks that the first node is alive
 PROBE_S = 60  # seconds in which a node must run a probe

@@ -15,8 +15,6 @@ from pathlib import Path
 from tilenet.errors import TilenetError, printable
 from tilenet.storage.atomic import put
 
-__all__ = ["main", "pack", "relocatable"]
-
 # The first lines of a program of an environment: as pip writes them, and where the path is long.
 FIRST_LINES = re.compile(
     rb"(?:#!|#!/bin/sh\n'''exec' \"?)(/[^\n]*?)/(python[\d.]*)(?:\n|\"? [^\n]*\n' '''\n)"

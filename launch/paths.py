@@ -13,8 +13,6 @@ from tilenet.errors import TilenetError, printable
 
 from .scripts import Job
 
-__all__ = ["Missing", "check_paths", "missing"]
-
 
 @dataclass(frozen=True)
 class Missing:

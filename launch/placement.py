@@ -8,8 +8,6 @@ from tilenet.planning.machines.machine import Machine
 
 from .planned_job import PlannedJob
 
-__all__ = ["Binding", "Placement", "place"]
-
 GIB = 2**30
 
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 from tilenet.planning.plan import read_plan
 
-__all__ = ["PlannedJob", "read_job"]
-
 
 @dataclass(frozen=True)
 class PlannedJob:

@@ -13,8 +13,6 @@ import time
 
 from .stop_signals import StopSignals
 
-__all__ = ["Queue", "Slurm", "job_number", "preempted", "requeues"]
-
 AGAIN = 75  # LSF queues a job that ends with it again; elsewhere its user may
 
 

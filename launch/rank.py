@@ -11,8 +11,6 @@ import signal
 import sys
 from contextlib import suppress
 
-__all__ = ["run", "status_of"]
-
 NUMBERS = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK", "SLURM_PROCID")
 ASKS = (signal.SIGUSR1, signal.SIGTERM)
 STOPPED = 75

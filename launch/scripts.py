@@ -13,8 +13,6 @@ from .elastic import check_range, without_nodes
 from .layout import in_one_line
 from .placement import Placement
 
-__all__ = ["Job", "script", "submit_command"]
-
 WARNING_S = 600  # a step and a checkpoint of the largest models take minutes
 WIDTH = 110
 NAME = re.compile(r"[\w.-]+")

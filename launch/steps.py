@@ -13,8 +13,6 @@ from typing import Literal
 
 from .stop_signals import StopSignals
 
-__all__ = ["Outcome", "Steps", "outcome", "starts_again"]
-
 RANK = Path(__file__).with_name("rank.py")
 LOOK_S = 0.5  # between looks at signals
 MOST_UNSTARTED = 2

@@ -2,8 +2,6 @@
 
 import signal
 
-__all__ = ["StopSignals"]
-
 
 class StopSignals:
     """Signals that came so far.

@@ -2,10 +2,6 @@
 
 from typing import Literal
 
-__all__ = [
-    "READ_AHEAD", "VALUE_LOSSES", "Checkpointing", "Device", "HaloMode", "Pipelining", "Precision",
-]  # fmt: skip
-
 READ_AHEAD = 2  # micro-batches that are read before they are needed, unless the run file says more
 VALUE_LOSSES = "l1", "l2", "huber"  # of a regression; the others are of classes
 

@@ -1,7 +1,5 @@
 """Errors that a user can correct: each is one sentence, shown without a traceback."""
 
-__all__ = ["AgreedError", "TilenetError", "UsageError", "one_line", "printable"]
-
 MOST_LETTERS = 1500
 
 

@@ -18,12 +18,6 @@ from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.parallel.swap.swap_in_forward import SwapInForward
 from tilenet.parallel.swap.swapper import Swapper
 
-__all__ = [
-    "get_enabled_lms", "get_limit_lms", "get_size_lms", "max_memory_active", "memory_active",
-    "memory_reclaimed", "reset_max_memory_active", "reset_memory_reclaimed", "set_enabled_lms",
-    "set_limit_lms", "set_size_lms",
-]  # fmt: skip
-
 LOOKAHEAD = 2
 
 

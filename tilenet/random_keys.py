@@ -10,8 +10,6 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["key", "sixteen_bits", "uniform"]
-
 
 def key(*parts: int | str) -> int:
     """A 128-bit number that is a function of `parts`: blake2b of them, joined by commas."""

@@ -7,16 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "SMALLEST",
-    "VALUE_SCORES",
-    "better",
-    "count_pairs",
-    "number_scores",
-    "number_sums",
-    "scores",
-]
-
 VALUE_SCORES = "rmse", "mae", "bias", "r2"
 SMALLEST = "loss", "rmse", "mae"  # scores with the smallest value as the best
 

@@ -47,7 +47,8 @@ def mapped(
     from tilenet.parallel.health.peak_memory import measure_peak_bytes
 
     if how in OURS:
-        from tilenet.mapping.predict import Prediction, predict
+        from tilenet.mapping.predict import predict
+        from tilenet.mapping.prediction import Prediction
         from tilenet.parallel.ranks.comm import world
 
         world()  # starts MPI

@@ -31,6 +31,7 @@ from random_images import Images, draw_images, write_images
 from safetensors.torch import load_file
 from torch import nn
 
+from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.library import whole_run
 from tilenet.mapping.predict import predict
@@ -44,7 +45,6 @@ from tilenet.training.config.keys import (
     ScheduleKeys,
     SwappingKeys,
     TileKeys,
-    VectorKeys,
 )
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys

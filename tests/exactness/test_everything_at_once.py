@@ -17,7 +17,8 @@ from test_vector_training import drawn_scene
 from whole_image import Scene
 from whole_recipe import train_recipe
 
-from tilenet.training.config.keys import MeshKeys, VectorKeys
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.training.config.keys import MeshKeys
 
 pytestmark = pytest.mark.ranks(2, 4)
 

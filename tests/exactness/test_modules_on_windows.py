@@ -26,7 +26,8 @@ from tilenet.geometry.halo_rule import HaloRule
 from tilenet.geometry.opaque import Opaque
 from tilenet.library.whole_run import train
 from tilenet.mapping.blended import tiles_of_windows, window_ratio
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.model.opaque import digest_of
 from tilenet.planning.memory.map_limits import countable
 from tilenet.random_keys import key

@@ -18,7 +18,8 @@ from whole_recipe import train_whole
 
 from tilenet.geometry.unet import UNetOptions
 from tilenet.library.whole_run import train
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, OptimizerKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.loop import Loop

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from tilenet.errors import AgreedError
 from tilenet.library.whole_run import train
 from tilenet.mapping import map_source
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.parallel.exchange import conv, halo, norm
 from tilenet.planning import small_image
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys

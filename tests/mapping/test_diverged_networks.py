@@ -11,7 +11,8 @@ from mpi4py import MPI
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Conv
 from tilenet.mapping.mapper import Output
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.model.network import build_network
 from tilenet.storage.checkpoints import Checkpoint, save_checkpoint
 from tilenet.storage.network_json import NetworkRecord

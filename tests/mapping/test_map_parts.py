@@ -24,7 +24,8 @@ from tilenet.data.read_ahead import ReadAhead
 from tilenet.errors import AgreedError
 from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Mapper
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.mapping.writing.map_pieces import Pieces
 from tilenet.mapping.writing.resume import MapResume
 from tilenet.storage.checkpoints import link

@@ -21,7 +21,8 @@ import tilenet.planning.maps.passes
 from tilenet.errors import AgreedError
 from tilenet.geometry.layers import Layer, Norm
 from tilenet.geometry.unet import UNetOptions, unet_layers
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.model.network import Network, build_network
 from tilenet.storage.network_json import NetworkRecord
 

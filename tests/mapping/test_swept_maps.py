@@ -26,7 +26,8 @@ from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.windows import Window
 from tilenet.mapping.mapper import Mapper
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.storage.network_json import NetworkRecord
 
 pytestmark = pytest.mark.ranks((1, 3), (2, 4))

@@ -23,7 +23,8 @@ from tilenet.geometry.symmetries import SYMMETRIES, symmetries
 from tilenet.geometry.tiles import Cut, cut, turned_tiling
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Mapper
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.mapping.writing.resume import MapResume
 
 SIZE = 93, 118  # rows and columns that no stride divides

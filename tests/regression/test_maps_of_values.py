@@ -15,14 +15,15 @@ import tilenet
 from tilenet.__main__ import main
 from tilenet.data.labels.source import HeldOutLabels
 from tilenet.data.labels.values import Values
+from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 from tilenet.library.whole_run import train
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.scores import number_scores, number_sums
 from tilenet.storage.network_json import NetworkRecord
-from tilenet.training.config.keys import VectorKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
 

@@ -17,7 +17,8 @@ from tilenet.data.rasters import collar
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.library.whole_run import train
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.model import network
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.ranks.together import RankControl, end_if_asked, together

@@ -19,6 +19,7 @@ from test_same_as_whole_image import NETWORKS, options_of, run_file, scenes_of
 from tilenet.data import survey as module
 from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.raster import Labels
+from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.fingerprint import files_beside
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey_record import Survey, load_survey, save_survey
@@ -26,7 +27,7 @@ from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.library.whole_run import train
-from tilenet.training.config.keys import NetworkKeys, VectorKeys
+from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images import survey as kept_surveys

@@ -28,7 +28,8 @@ from tilenet.data.collars import share_collars
 from tilenet.data.rasters import collar as collar_module
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import AgreedError
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.training.config.keys import NetworkKeys
 
 pytestmark = pytest.mark.ranks(1, 2)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.geometry.unet import PRESETS, UNetOptions
 from tilenet.training.config.keys import (
     AugmentKeys,
@@ -16,7 +17,6 @@ from tilenet.training.config.keys import (
     OptimizerKeys,
     ScheduleKeys,
     TileKeys,
-    VectorKeys,
 )
 from tilenet.training.config.read import parser, read_run_file, run_file_text
 from tilenet.training.config.run_file import RunFile

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from test_run_file import LEAST, a_run, read
 
+from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError, UsageError
 from tilenet.geometry.unet import UNetOptions, unet_layers
 from tilenet.planning.memory.map_limits import check_weight_bytes
@@ -18,7 +19,6 @@ from tilenet.training.config.keys import (
     ProfileKeys,
     ScheduleKeys,
     TileKeys,
-    VectorKeys,
 )
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.validation_keys import ValidationKeys

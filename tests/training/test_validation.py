@@ -38,7 +38,8 @@ from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.windows import Window
 from tilenet.library.whole_run import train
 from tilenet.mapping.mapper import Mapper
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.parallel.ranks.together import RankControl
 from tilenet.scores import scores

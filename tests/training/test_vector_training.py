@@ -18,7 +18,8 @@ from whole_image import Scene, random_scene
 from whole_recipe import train_whole
 
 from tilenet.__main__ import main
-from tilenet.training.config.keys import TileKeys, VectorKeys
+from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.training.config.keys import TileKeys
 
 pytestmark = pytest.mark.ranks(2)
 

@@ -19,7 +19,8 @@ import tilenet.library.whole_run
 import tilenet.mapping.choose
 import tilenet.mapping.scoring_sinks
 from tilenet.mapping.evaluate import confusion_matrix
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.scores import scores
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.config.run_file import RunFile

@@ -21,8 +21,6 @@ from tilenet.geometry.maps import image_grid
 from tilenet.model.network import Network, load_weights, network_to_fill, tie_weights
 from tilenet.model.opaque import opaque_network
 
-__all__ = ["Adopted", "adopt"]
-
 # Heights at which a graph is recorded, until one is a multiple of its strides; widths are twice.
 HEIGHTS_PX = (128, 192, 256, 320, 448, 512, 1024)
 HIDING = 1e-6  # factors below hide more than the proof's rounding

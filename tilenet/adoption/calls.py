@@ -12,11 +12,6 @@ from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Expand, GlobalPool, Layer
 
-__all__ = [
-    "OPERATORS", "Arguments", "Call", "Moved", "Noise", "Places", "Refusal", "operator",
-    "refusal_of",
-]  # fmt: skip
-
 MOST_LETTERS = 160  # of values in a sentence
 MOST_REASONS, MOST_PLACES = 3, 3
 OPERATORS: dict[str, Callable[..., Any]] = {}  # by name, the function that turns calls into layers

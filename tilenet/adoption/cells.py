@@ -16,12 +16,6 @@ from tilenet.adoption.values import Value
 from tilenet.geometry.layers import Cellwise, HeldWeight, Step
 from tilenet.model.cellwise import CONSTANT
 
-__all__ = [
-    "BATCH", "COLS", "IMAGES", "ROWS", "Atom", "Cells", "Dim", "Weight", "applied", "cells_of",
-    "constant_of", "kernel_of", "map_of", "maps_in", "merged", "numbers_of", "regroup", "sizes_of",
-    "tensors_in",
-]  # fmt: skip
-
 Atom = int | str  # channels, or one of the letters
 Dim = tuple[Atom, ...]  # atoms of a dimension, the last one runs fastest; empty: it has size 1
 BATCH, ROWS, COLS = "B", "H", "W"

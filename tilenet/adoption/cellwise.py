@@ -29,8 +29,6 @@ from tilenet.adoption.cells import (
 )
 from tilenet.model.cellwise import CONVERT, ITEM, find_operator
 
-__all__ = ["broadcast", "cellwise", "from_map", "reshaped", "to_map"]
-
 Rule = Callable[[Call, Cells, Arguments], "tuple[Dim, ...] | Cells"]
 RULES: dict[str, Rule] = {}
 SAME = "contiguous", "clone", "alias", "lift_fresh_copy"

@@ -9,8 +9,6 @@ from tilenet.adoption.cellwise import from_map, to_map
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import Cellwise, Dropout
 
-__all__ = ["drop_path"]
-
 
 def drop_path(call: Call, x: Any, noise: Noise) -> Cells:
     cells = call.cells(x)

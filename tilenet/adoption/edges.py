@@ -24,8 +24,6 @@ from tilenet.adoption.cellwise import from_map
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import Conv
 
-__all__ = ["middles", "parted", "settled"]
-
 EDGES: Any = {"constant": "zeros", "replicate": "replicate", "reflect": "reflect"}
 
 

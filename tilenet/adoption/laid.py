@@ -29,8 +29,6 @@ from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
 from tilenet.geometry.coordinates import OFFSETS, Coordinates
 
-__all__ = ["laid_on"]
-
 ROUNDING = 1e-9
 TENTHS = 10  # literals in code are whole multiples of a tenth
 MOST_EPSILON = 1e-3  # added to a divisor

@@ -12,8 +12,6 @@ from torch import Tensor
 from tilenet.adoption.calls import Call, Refusal
 from tilenet.adoption.proof.as_defined import wide_numbers
 
-__all__ = ["Mapless", "compute_mapless", "refusal"]
-
 # Narrower types hold the cells of small maps only.
 WIDE = (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
 

@@ -21,8 +21,6 @@ from tilenet.geometry.opaque import Opaque
 from tilenet.model.dropout import MaskKey
 from tilenet.model.opaque import OpaqueModule, digest_of, first_map
 
-__all__ = ["take_as_it_is"]
-
 MOST_TRIES = 10  # a layer that is dropped half of the time is dropped each time in one of 1000
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tilenet.adoption.calls import OPERATORS, Call, Moved, Noise, Places, operator
+from tilenet.adoption.calls import Call, Moved, Noise, Places, operator
 from tilenet.adoption.cells import Cells, Weight, applied, cells_of, numbers_of
 from tilenet.adoption.cellwise import reshaped, to_map
 from tilenet.adoption.dropping import drop_path
@@ -30,8 +30,6 @@ from tilenet.geometry.layers import (
     Upsample,
 )
 from tilenet.model.cellwise import CONVERT
-
-__all__ = ["OPERATORS"]
 
 
 @operator("conv2d")

@@ -11,8 +11,6 @@ from tilenet.adoption.cellwise import broadcast, from_map, reshaped, to_map
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import GlobalPool
 
-__all__ = ["over_cells"]
-
 TINY = 1e-36  # the square of a number that is as good as 0
 
 

@@ -11,8 +11,6 @@ from torch import nn
 
 from tilenet.errors import TilenetError, one_line
 
-__all__ = ["build_module", "check_name"]
-
 
 def check_name(network: str) -> None:
     """Refuse a name that is not one of a function or a class of a package.

@@ -6,8 +6,6 @@ from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
 
-__all__ = ["copied", "fixed_names", "state_of", "trained_names", "twins", "unreached_names"]
-
 
 def copied(module: nn.Module) -> nn.Module:
     """Copy a module to the CPU in float32, in training mode unless only some parts are in it."""

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
 
-__all__ = ["check_hooks", "check_memory"]
-
 
 def check_hooks(module: nn.Module, names: Iterable[str]) -> None:
     """Refuse functions that torch calls with a weight's gradient: layers' weights have none.

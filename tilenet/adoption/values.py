@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from tilenet.geometry.layers import Cellwise, Expand, Join, Layer, Stash
 
-__all__ = ["Linear", "Value", "linearise", "maps_before", "name_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Value:

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from tilenet.errors import TilenetError, one_line
 
-__all__ = ["load_partial_weights"]
-
 MOST_NAMED = 3  # names that a sentence holds
 HOLDERS = ("state_dict", "model_state_dict", "model", "net", "network", "weights")
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")

@@ -24,8 +24,6 @@ from tilenet.library.untrained import save_untrained
 from tilenet.parallel.ranks.comm import world
 from tilenet.training.proof.alone import TilesProof, prove_over_tiles
 
-__all__ = ["main"]
-
 MODES: tuple[HaloMode, ...] = ("overlap", "exchange")
 IMAGE = 10_000, 10_000  # rows and columns, without --image
 

@@ -8,8 +8,6 @@ from tilenet.cli.options.labels import add_labels, vectors_of
 from tilenet.library.evaluate import evaluate
 from tilenet.parallel.health.watchdog import Watchdog
 
-__all__ = ["main"]
-
 
 @command("evaluate")
 def main(arguments: list[str]) -> None:

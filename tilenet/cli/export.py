@@ -6,8 +6,6 @@ from tilenet.errors import UsageError
 from tilenet.export.job import Export, export_network
 from tilenet.parallel.health.progress import say
 
-__all__ = ["main"]
-
 
 @command("export")
 def main(arguments: list[str]) -> None:

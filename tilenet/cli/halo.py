@@ -14,8 +14,6 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.geometry.unet import UNetOptions, unet_layers
 
-__all__ = ["Answer", "calculate", "main"]
-
 
 @dataclass(frozen=True)
 class Answer:

@@ -17,8 +17,6 @@ from tilenet.parallel.ranks.comm import world
 from tilenet.parallel.ranks.start import launched
 from tilenet.training.config.read import yaml_text
 
-__all__ = ["block_of", "main"]
-
 MOST_NAMES = 12  # of classes that a map names
 MOST_LETTERS = 80  # of a value of a field
 

@@ -14,8 +14,6 @@ from tilenet.adoption.source import build_module, check_name
 from tilenet.adoption.weights import load_partial_weights
 from tilenet.errors import TilenetError, UsageError
 
-__all__ = ["WHOLE_IMAGE", "add_code", "adopt_named", "facts_of", "module_named"]
-
 WHOLE_IMAGE = (
     "It takes averages or statistics of the whole image, which no halo covers: they are summed "
     "over ranks."

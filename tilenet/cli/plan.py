@@ -24,8 +24,6 @@ from tilenet.planning.replan import replan
 from tilenet.planning.time.profile import read_profile
 from tilenet.planning.time.roofline import ITEM_BYTES
 
-__all__ = ["main"]
-
 
 @command("plan")
 def main(arguments: list[str]) -> None:

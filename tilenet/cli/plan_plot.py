@@ -10,8 +10,6 @@ from tilenet.planning.plan import OwnNetwork, Plan
 from tilenet.planning.time.roofline import ITEM_BYTES
 from tilenet.report.plan_charts import plot_level_bytes, plot_timeline
 
-__all__ = ["plot_plan"]
-
 
 def plot_plan(plan: Plan, path: Path) -> None:
     """Draw the levels' bytes if the file's name holds `memory`, else the timeline.

@@ -11,8 +11,6 @@ from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.abort import run_as_rank
 from tilenet.parallel.ranks.comm import world
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code."""

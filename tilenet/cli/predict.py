@@ -13,14 +13,13 @@ from tilenet.cli.options.data import WINDOW, band_names, nodata_value, numbers, 
 from tilenet.cli.own_network import add_code, module_named
 from tilenet.errors import TilenetError, UsageError
 from tilenet.library.predict import given_network
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.parallel.ranks.abort import run_as_rank
 from tilenet.parallel.ranks.comm import agreed, world
 from tilenet.parallel.ranks.together import together
 from tilenet.planning.machines.values import PRECISIONS
 from tilenet.planning.plan import read_plan
-
-__all__ = ["main"]
 
 BBOX = "XMIN,YMIN,XMAX,YMAX"
 

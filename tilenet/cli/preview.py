@@ -28,8 +28,6 @@ from tilenet.geometry.windows import checked_window
 from tilenet.mapping.writing.class_colours import class_colours
 from tilenet.report.pictures import overlaid, rgba, stretched, write_picture
 
-__all__ = ["main"]
-
 MOST_PX = 4096  # of a picture's side
 MOST_CLASS = 65535
 MOST_CLASSES = 40  # that are named

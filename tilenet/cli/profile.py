@@ -26,8 +26,6 @@ from tilenet.planning.time.measured import measure_layers
 from tilenet.planning.time.profile import Profile, ProfiledLayer
 from tilenet.storage.atomic import write_aside
 
-__all__ = ["main", "profile"]
-
 
 @command("profile")
 def main(arguments: list[str]) -> None:

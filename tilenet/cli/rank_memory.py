@@ -11,8 +11,6 @@ from tilenet.planning.memory.map_limits import check_map_sizes
 from tilenet.planning.memory.partition import PartitionBytes, partition_bytes
 from tilenet.planning.mesh import choose_mesh
 
-__all__ = ["memory_line", "rank_memory"]
-
 
 def rank_memory(
     layers: tuple[Layer, ...], image: tuple[int, int], num_ranks: int, mode: HaloMode

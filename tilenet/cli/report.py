@@ -6,8 +6,6 @@ from tilenet.cli.options.arguments import Arguments, command
 from tilenet.errors import printable
 from tilenet.report.page import write_report
 
-__all__ = ["main"]
-
 
 @command("report")
 def main(arguments: list[str]) -> None:

@@ -11,8 +11,6 @@ from tilenet.parallel.ranks.comm import world
 from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns its exit code."""

@@ -12,8 +12,6 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import MOVE
 from tilenet.errors import TilenetError
 
-__all__ = ["check_bands", "check_scaling", "check_units", "scaling_text"]
-
 RELATIVE = 1e-6  # some programs write tags as float32
 DEGREE = round(radians(1), 12)
 

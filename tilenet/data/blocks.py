@@ -7,8 +7,6 @@ from typing import overload
 
 from tilenet.geometry.windows import Window
 
-__all__ = ["Blocks"]
-
 
 class Blocks(Sequence[tuple[int, Window]]):
     """Sequence of (number of the image, window) of each block: image by image, row by row.

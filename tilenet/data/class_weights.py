@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-__all__ = ["balanced_weights"]
-
 
 def balanced_weights(class_pixels: Sequence[int]) -> tuple[float, ...]:
     """The inverse frequency of each class, with a mean of 1 over the labelled pixels.

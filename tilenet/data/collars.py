@@ -13,8 +13,6 @@ from tilenet.parallel.ranks.together import together
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["share_collars"]
-
 
 def share_collars(
     images: Sequence[Raster],

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from tilenet.data.crops import check_crop, has_class
 
-__all__ = ["CropPlaces", "crop_places"]
-
 CHUNK = 1 << 14  # places that are looked through for the one that is drawn
 STRIP_CELLS = 1 << 22  # that are looked at at once
 

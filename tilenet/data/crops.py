@@ -10,8 +10,6 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.symmetries import Symmetry
 from tilenet.geometry.windows import Window
 
-__all__ = ["MOST_CELL_BYTES", "cell_side", "check_crop", "has_class", "holds_labels"]
-
 # Of the cells of all images, on each rank. With 8 classes that is 185 000² px in cells of 16 px.
 MOST_CELL_BYTES = 1 << 27
 

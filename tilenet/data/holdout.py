@@ -20,8 +20,6 @@ from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.windows import Window
 from tilenet.random_keys import uniform
 
-__all__ = ["HeldOut", "blocks_of", "choose_held_out"]
-
 MOST_BLOCKS = 1_000_000
 
 

@@ -16,8 +16,6 @@ from tilenet.data.rasters.remedies import VECTOR_INFO
 from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
 
-__all__ = ["ImageList", "listed", "read_image_list"]
-
 SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
 Pair = tuple[str, str]  # an image and its labels

@@ -11,8 +11,6 @@ from pathlib import PurePath
 from tilenet.errors import TilenetError
 from tilenet.storage.atomic import check_name
 
-__all__ = ["is_items", "is_list_file", "is_pattern", "matched"]
-
 # GeoPackages may hold rasters too; where labels are given next to one, the raster is meant.
 LISTS = (".csv", ".geojson", ".json", ".gpkg", ".shp", ".fgb")
 LISTS_OR_RASTERS = (".gpkg",)

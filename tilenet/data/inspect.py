@@ -11,7 +11,6 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rasterio.enums import MaskFlags
-from rasterio.errors import CRSError
 
 from tilenet.data.alike import scaling_text
 from tilenet.data.class_weights import balanced_weights
@@ -21,8 +20,8 @@ from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.bands import BandNames
-from tilenet.data.rasters.bounds import crs_name
-from tilenet.data.rasters.raster import GDAL_ERRORS, Nodata, Raster
+from tilenet.data.rasters.bounds import crs_name, unit_name
+from tilenet.data.rasters.raster import Nodata, Raster
 from tilenet.data.rasters.remedies import tiled_copy
 from tilenet.data.rasters.stack import wide_alpha
 from tilenet.data.survey import survey
@@ -33,8 +32,6 @@ from tilenet.parallel.ranks.together import RankControl
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-__all__ = ["InfoRequest", "describe", "header_of"]
 
 WINDOW_PX = 1024  # side of a window that is read
 MOST_TIMES = 4.0  # pixels that are decoded for one that is wanted
@@ -137,7 +134,7 @@ def header_of(raster: Raster) -> dict[str, Any]:
             for view in stack.resampled
         ],
         "crs": crs_name(raster.crs) if raster.crs else None,
-        "unit": _unit(raster.crs),
+        "unit": unit_name(raster.crs),
         "pixel": (hypot(t.a, t.d), hypot(t.b, t.e)),
         "lacks": raster.georeferencing.missing,
         "data": _data(raster),
@@ -145,15 +142,6 @@ def header_of(raster: Raster) -> dict[str, Any]:
         "times": times,
         "suits_windows": times <= MOST_TIMES or num_bytes <= SMALL_BYTES,
     }
-
-
-def _unit(crs: Any) -> str | None:
-    if not crs:
-        return None
-    try:
-        return str(crs.units_factor[0])
-    except (*GDAL_ERRORS, CRSError):
-        return None
 
 
 def _data(raster: Raster) -> str:

@@ -13,8 +13,6 @@ from tilenet.data.image_patterns import is_items
 from tilenet.errors import TilenetError
 from tilenet.storage.strict_json import parsed_json
 
-__all__ = ["read_items"]
-
 
 def read_items(images: str, labels: str) -> ImageList:
     """The images of the items of a file, and their labels, as a list names them.

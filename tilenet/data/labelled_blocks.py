@@ -17,8 +17,6 @@ from tilenet.parallel.ranks.together import together
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["labelled_blocks"]
-
 PIECE_PX = 1024  # side of the pieces that are read at once: a block may be as large as an image
 
 

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["ReadAhead"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

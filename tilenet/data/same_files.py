@@ -20,8 +20,6 @@ from tilenet.parallel.ranks.comm import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["SampleFile", "check_apart", "check_same_files", "hash_of", "sample_files"]
-
 
 @dataclass(frozen=True)
 class SampleFile:

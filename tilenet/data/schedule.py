@@ -11,8 +11,6 @@ from tilenet.geometry.symmetries import AS_IS, Symmetry
 from tilenet.geometry.windows import Window
 from tilenet.random_keys import key, uniform
 
-__all__ = ["CropSchedule", "ImageSchedule", "Sample"]
-
 
 @dataclass(frozen=True)
 class Sample:

@@ -32,8 +32,6 @@ from tilenet.parallel.ranks.together import RankControl, together
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Moments", "merge", "survey"]
-
 BLOCK_PX = 1024
 PIECE_BYTES = 1 << 24
 STRIP_PX = 1 << 23  # of the file that are read between two looks at whether to stop

@@ -18,8 +18,6 @@ from safetensors.numpy import save_file
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 
-__all__ = ["Survey", "load_survey", "nodata_note", "save_survey"]
-
 
 @dataclass(frozen=True)
 class Survey:

@@ -13,8 +13,6 @@ from tilenet.data.rasters.raster import Nodata, Pixels, Raster
 from tilenet.data.rasters.resample import MOST_FACTOR
 from tilenet.geometry.windows import Window
 
-__all__ = ["LabelFile", "Thumbnail", "thumbnail"]
-
 
 @dataclass(frozen=True)
 class LabelFile:

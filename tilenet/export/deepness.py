@@ -5,8 +5,6 @@ from typing import Any
 
 from tilenet.export.description import Description
 
-__all__ = ["deepness_properties"]
-
 
 def deepness_properties(about: Description) -> dict[str, str]:
     """Values as JSON by Deepness' names."""

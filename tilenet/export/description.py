@@ -10,8 +10,6 @@ from tilenet.export.tile import ExportTile
 from tilenet.report.run_view import RunView
 from tilenet.storage.network_json import NetworkRecord
 
-__all__ = ["Description", "Origin", "origin_of"]
-
 
 @dataclass(frozen=True)
 class Origin:

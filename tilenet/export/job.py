@@ -26,8 +26,6 @@ from tilenet.storage.checkpoints import WEIGHTS
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.storage.whole_checkpoint import checked_checkpoint
 
-__all__ = ["Export", "export_network"]
-
 WHAT, ITEM = "an exported network", "the description of an exported network"
 
 

@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from tilenet.storage.network_json import NetworkRecord
 
-__all__ = ["FromPixels"]
-
 
 class FromPixels(nn.Module):
     """Maps pixel values (B, bands, H, W) to logits or probabilities (B, classes, H′, W′).

@@ -18,8 +18,6 @@ from tilenet.export.pixels import FromPixels
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
 
-__all__ = ["Traced", "check_onnx", "trace"]
-
 FOR_ONNX = "onnx", "onnxscript"  # which torch's exporter imports
 
 MOST_SAID = 200

@@ -7,8 +7,6 @@ import torch
 
 from tilenet.export.description import Description
 
-__all__ = ["stac_item"]
-
 MLM = "https://stac-extensions.github.io/mlm/v1.5.2/schema.json"
 ARTIFACTS = {"pt2": "torch.export.save", "onnx": "torch.onnx.export"}
 

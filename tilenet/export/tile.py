@@ -6,8 +6,6 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context
 from tilenet.geometry.opaque import Opaque
 
-__all__ = ["ExportTile", "decide_tile"]
-
 LEAST_PX = 512  # smallest tile that is chosen without --tile
 MOST_PERCENT = 99  # largest overlap that Deepness takes
 

@@ -18,8 +18,6 @@ from itertools import pairwise
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window
 
-__all__ = ["Band", "bands", "read_ratio"]
-
 
 @dataclass(frozen=True)
 class Band:

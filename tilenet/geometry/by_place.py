@@ -3,8 +3,6 @@
 from tilenet.geometry.coordinates import Coordinates
 from tilenet.geometry.layers import Dropout, Expand, Layer, Pool, Upsample
 
-__all__ = ["by_corners", "by_place"]
-
 
 def by_corners(layer: Layer) -> bool:
     """Whether it makes a map larger or smaller with `align_corners`."""

@@ -5,8 +5,6 @@ from typing import ClassVar, Literal
 
 from tilenet.geometry.layers import Layer
 
-__all__ = ["OFFSETS", "Coordinates"]
-
 OFFSETS = {"ends": 0.0, "middles": 0.5, "edges": 0.0, "counted": 1.0, "cells": 0.0}
 
 

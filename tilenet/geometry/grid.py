@@ -4,8 +4,6 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil
 
-__all__ = ["HALF", "WHOLE", "Grid"]
-
 HALF = Fraction(1, 2)
 
 

@@ -33,11 +33,6 @@ from tilenet.geometry.layers import (
 from tilenet.geometry.maps import _shifts, map_grids
 from tilenet.geometry.opaque import opaque_of
 
-__all__ = [
-    "Context", "context_of", "epsilon_px", "input_interval", "norm_context", "reached",
-    "summed_cells",
-]  # fmt: skip
-
 NormContext = Literal["none", "tile", "image"]
 
 

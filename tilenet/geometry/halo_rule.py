@@ -7,8 +7,6 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.opaque import opaque_of
 
-__all__ = ["HaloRule", "halo_rule"]
-
 
 @dataclass(frozen=True)
 class HaloRule:

@@ -22,27 +22,6 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from tilenet.geometry.grid import HALF, WHOLE, Grid
 
-__all__ = [
-    "Activation",
-    "Cellwise",
-    "Conv",
-    "Dropout",
-    "Expand",
-    "GlobalPool",
-    "HeldWeight",
-    "Join",
-    "Joining",
-    "Layer",
-    "Norm",
-    "Pool",
-    "Stash",
-    "Step",
-    "TransposedConv",
-    "Upsample",
-    "across",
-    "walk",
-]
-
 T = TypeVar("T")
 # An operator's name, such as `mul.Tensor`, and its arguments, which are numbers, words, None, and
 # tuples: ("value", n) for the value n; ("size", n, letters) for n times the batch, rows and columns

@@ -28,9 +28,6 @@ from tilenet.geometry.layers import (
 )
 from tilenet.geometry.opaque import Opaque
 
-__all__ = ["check_grids", "check_layers"]
-
-
 MOST_LAYERS = 10_000
 MOST_CHANNELS = 2**24
 MAY_BE_ZERO = ("padding", "output_padding", "extra", "place")

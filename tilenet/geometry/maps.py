@@ -17,11 +17,6 @@ from tilenet.geometry.layers import (
 )
 from tilenet.geometry.windows import Window
 
-__all__ = [
-    "MapShape", "check_cells", "fewest_cells", "image_grid", "map_grids", "map_shapes",
-    "output_size",
-]  # fmt: skip
-
 MANY = 2**20  # more than any halo has units
 
 

@@ -10,8 +10,6 @@ from typing import ClassVar
 from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Layer
 
-__all__ = ["Opaque", "no_code", "opaque_of"]
-
 MOST_UNIT_PX = 32  # largest spacing of the grid that crops begin on
 
 

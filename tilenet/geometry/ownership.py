@@ -21,11 +21,6 @@ from tilenet.geometry.maps import image_grid
 from tilenet.geometry.tiles import Span, Tiling
 from tilenet.geometry.windows import Window, overlap
 
-__all__ = [
-    "AxisShares", "LayerHalo", "axis_shares", "check_shares", "halo_of", "own_cells", "own_edges",
-    "tiling_shares",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class AxisShares:

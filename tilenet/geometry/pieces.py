@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 from tilenet.geometry.windows import Window
 
-__all__ = ["parts", "pieces_of", "strips_of", "within"]
-
 
 def pieces_of(window: Window, most_px: int) -> Iterator[Window]:
     """Windows of at most `most_px` a side that partition a window, row by row."""

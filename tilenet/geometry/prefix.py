@@ -4,8 +4,6 @@ from tilenet.geometry.halo import context_of, reached
 from tilenet.geometry.layers import Layer, Stash, across
 from tilenet.geometry.maps import map_grids
 
-__all__ = ["prefix_halo_px", "unjoined"]
-
 
 def unjoined(layers: tuple[Layer, ...], stop: int) -> frozenset[int]:
     """Return the numbers of the stashes of the first `stop` layers that none of these takes."""

@@ -14,11 +14,6 @@ from functools import lru_cache
 from tilenet.geometry.layers import Expand, GlobalPool, Join, Layer, Stash, walk
 from tilenet.geometry.maps import map_grids
 
-__all__ = [
-    "LayerRows", "Rows", "Strip", "Sweeps", "last_readers", "maps_before", "row_readers",
-    "strip_edges", "sweep",
-]  # fmt: skip
-
 MOST_BORDER = 1 << 16  # cells beyond the end of a map that a layer looks at
 
 Rows = tuple[int, int]  # the first, and the one behind the last

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from tilenet.geometry.windows import Window
 
-__all__ = ["AS_IS", "SYMMETRIES", "Symmetry", "symmetries"]
-
 T = TypeVar("T")  # a numpy array; this room imports none
 
 

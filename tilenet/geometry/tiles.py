@@ -19,11 +19,6 @@ from tilenet.geometry.pieces import parts
 from tilenet.geometry.symmetries import Symmetry
 from tilenet.geometry.windows import Window
 
-__all__ = [
-    "Cut", "Span", "Tile", "Tiling", "cut", "own_pieces", "owned", "turned_tiling",
-]  # fmt: skip
-
-
 T = TypeVar("T")  # a numpy array or a torch tensor; this room imports neither
 
 

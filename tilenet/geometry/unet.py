@@ -22,8 +22,6 @@ from tilenet.geometry.layers import (
     Upsample,
 )
 
-__all__ = ["PAPER_LEVELS", "PRESETS", "UNetOptions", "unet_layers"]
-
 Padding = Literal["same", "valid"]
 Upsampling = Literal["nearest", "bilinear", "transposed"]
 NormKind = Literal["none", "instance", "group", "batch"]

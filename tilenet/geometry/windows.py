@@ -5,8 +5,6 @@ from math import ceil, floor
 
 from tilenet.errors import TilenetError
 
-__all__ = ["Part", "Window", "checked_window", "overlap", "reflected", "window_of_bbox"]
-
 
 @dataclass(frozen=True)
 class Window:

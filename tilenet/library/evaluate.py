@@ -14,8 +14,6 @@ from tilenet.mapping.map_facts import holds_numbers, read_class_names, read_unit
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
 from tilenet.scores import number_scores, scores
 
-__all__ = ["NumberScores", "Scores", "evaluate"]
-
 MOST_LETTERS = 40  # longer class names are cut in the table
 
 

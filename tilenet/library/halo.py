@@ -16,8 +16,6 @@ from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.setup.architecture import Architecture
 
-__all__ = ["halo"]
-
 
 def halo(
     net: nn.Module | Adopted | Run | str | os.PathLike[str] | Mapping[str, Any],

@@ -27,8 +27,6 @@ from tilenet.parallel.sums.running_statistics import RunningStatistics
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.setup.share import share_adopted
 
-__all__ = ["Job"]
-
 NO_NETWORK = "a job has a network first (called: {} before split); call job.split(net)"
 
 

@@ -16,8 +16,6 @@ from tilenet.parallel.sums.gradients import GradientSum
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["LocalNetwork", "OwnHaloMode"]
-
 OwnHaloMode = Literal["auto", "overlap", "exchange", "sweep"]
 
 

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Sequence
 
 from tilenet.errors import TilenetError
 
-__all__ = ["check_names"]
-
 
 def check_names(names: Iterable[str], known: Sequence[str], subject: str) -> None:
     """Refuse a name that is not among `known`.

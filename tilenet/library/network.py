@@ -8,8 +8,6 @@ from torch import nn
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import PRESETS
 
-__all__ = ["first_bands", "network_keys"]
-
 UNET_PREFIX = "unet-"
 
 

@@ -19,8 +19,6 @@ from tilenet.storage.checksums import wrong_file
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.states import fill_optimizer, optimizer_tensors
 
-__all__ = ["load", "save"]
-
 
 def save(
     folder: Path,

@@ -29,8 +29,6 @@ from tilenet.training.setup.run_plan import RunPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["KEYS", "OwnData", "open_data"]
-
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 # Keys of the run file on data and tiles; loss, optimizer and validation are the loop's.

@@ -27,8 +27,6 @@ from tilenet.training.tile_sums import tile_sums
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["OwnStep", "OwnTile", "StepMeans", "Sums"]
-
 # From logits (1, classes, h, w) and labels (1, h, w) to Σ w·ℓ and Σ w over them.
 Sums = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
 

@@ -22,8 +22,6 @@ from tilenet.planning.plan import OwnNetwork, Plan, Question, write_plan
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.setup.architecture import Architecture
 
-__all__ = ["Plans", "plan"]
-
 
 @dataclass(frozen=True, repr=False)
 class Plans:

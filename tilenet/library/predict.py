@@ -39,8 +39,6 @@ from tilenet.training.setup.share import share_adopted
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Map", "given_network", "module_record", "predict", "predict_given"]
-
 Source = Run | nn.Module | Adopted | str | os.PathLike[str]
 IGNORED = 255  # nodata of class maps
 LIST_OPTIONS = "bands", "balance", "bbox", "window"

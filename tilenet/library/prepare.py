@@ -21,8 +21,6 @@ from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.setup.stacking import stack_crops
 from tilenet.training.validation import RunValidation
 
-__all__ = ["prepare_loop"]
-
 
 def prepare_loop(
     run: RunFile,

@@ -11,8 +11,6 @@ from tilenet.storage.checkpoints import WEIGHTS, load_tensors
 from tilenet.storage.tables import read_run_table
 from tilenet.storage.whole_checkpoint import checked_checkpoint
 
-__all__ = ["Run"]
-
 Columns = dict[str, NDArray[np.float64]]
 
 

@@ -21,8 +21,6 @@ from tilenet.training.folder.log import Callbacks, RowCallback
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["read_once", "train"]
-
 T = TypeVar("T")
 
 

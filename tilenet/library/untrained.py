@@ -9,8 +9,6 @@ from tilenet.errors import TilenetError
 from tilenet.library.predict import module_record
 from tilenet.storage.checkpoints import Checkpoint, save_checkpoint
 
-__all__ = ["save_untrained"]
-
 
 def save_untrained(
     adopted: Adopted,

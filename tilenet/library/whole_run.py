@@ -25,8 +25,6 @@ from tilenet.training.setup.share import share_architecture
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["train"]
-
 STOPPED = 75  # exit code: a checkpoint is written, run again with --resume to go on
 
 

@@ -8,8 +8,6 @@ from tilenet.mapping.map_source import MapSource
 from tilenet.parallel.health.progress import say
 from tilenet.planning.maps.question import MapPlan
 
-__all__ = ["announce_map"]
-
 
 def _announce_part(plan: MapPlan, window: Window, image: Raster) -> None:
     if window == image.whole:

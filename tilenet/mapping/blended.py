@@ -19,8 +19,6 @@ from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.memory.map_limits import countable
 
-__all__ = ["BlendedWindows", "tiles_of_windows", "window_ratio"]
-
 SIGMAS = 8  # in a window
 # Steps that a tile owns a side, the most first: it computes one window more each way.
 MOST_STEPS, FEW_STEPS = 16, 2

@@ -16,8 +16,6 @@ from tilenet.planning.memory.map_limits import check_map_sizes
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["decide_map"]
-
 # Feature maps of a tile may take this much on a CPU; on a GPU, a quarter of what is free. Measured
 # peaks are about twice as high: convolutions reorder their input and output.
 CPU_BYTES = 256 << 20

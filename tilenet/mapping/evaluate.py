@@ -18,8 +18,6 @@ from tilenet.mapping.map_facts import check_class_map
 from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
 from tilenet.scores import count_pairs, number_sums
 
-__all__ = ["confusion_matrix", "sum_errors"]
-
 BLOCK_PX = 2048
 MOST_CLASSES = 4096
 

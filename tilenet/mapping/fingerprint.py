@@ -9,9 +9,6 @@ from typing import Any
 
 from tilenet.errors import TilenetError
 
-__all__ = ["check_image_stays", "describe_files", "hash_file"]
-
-
 END_BYTES = 1 << 16
 
 

@@ -22,9 +22,9 @@ from tilenet.model.network import Network
 from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.network import placed_network, spatial_network
 from tilenet.parallel.exchange.passes import KeptSums, StatisticPasses
+from tilenet.parallel.exchange.swept import KeptMaps
 from tilenet.parallel.exchange.swept_bands import (
     ImageSweep,
-    KeptMaps,
     columns_of,
     sweep_statistics,
 )
@@ -36,8 +36,6 @@ from tilenet.planning.maps.question import MapPlan
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-__all__ = ["MapJob", "Placement"]
 
 # Rows and columns of a rank's window that sinks take at once, if ranks share the image.
 PIECE_PX = BLOCK_PX, 4 * BLOCK_PX

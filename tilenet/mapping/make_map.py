@@ -20,8 +20,6 @@ from tilenet.storage.lock import Lock
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["make_map"]
-
 
 def make_map(
     prediction: Prediction,

@@ -7,8 +7,6 @@ from tilenet.errors import TilenetError
 from tilenet.mapping.writing.map_kind import IMAGE_TAG
 from tilenet.storage.class_names import names_in_map
 
-__all__ = ["check_class_map", "holds_numbers", "read_class_names", "read_image_name", "read_unit"]
-
 
 def read_class_names(map_path: str) -> tuple[str, ...]:
     """Names of the map's values 0, 1, …, as far as it says them.

@@ -29,8 +29,6 @@ from tilenet.planning.maps.question import MapQuestion
 from tilenet.storage.checkpoints import load_json, load_tensors
 from tilenet.storage.network_json import NetworkRecord
 
-__all__ = ["MapSource", "load_network"]
-
 
 @dataclass(frozen=True)
 class MapSource:

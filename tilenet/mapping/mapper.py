@@ -28,8 +28,6 @@ from tilenet.parallel.exchange.swept_bands import ImageSweep, sweep_band
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.storage.network_json import NetworkRecord
 
-__all__ = ["Computed", "Input", "MapSink", "Mapper", "Output"]
-
 Output = Literal["classes", "logits", "probabilities", "values"]
 
 Input = tuple[Tensor, NDArray[np.bool_]]  # as `Mapper.input` returns it

@@ -12,8 +12,6 @@ from tilenet.mapping.mapper import Computed, Mapper
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["MemorySink"]
-
 
 class MemorySink:
     """Has rank 0 keep the map's values, which it takes up in order; the others send them.

@@ -34,8 +34,6 @@ from tilenet.storage.lock import Lock
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Prediction", "predict"]
-
 
 def predict(prediction: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str, Any]:
     """Make a map of an image. Collective: all ranks of `comm`, None: of the job, call it.

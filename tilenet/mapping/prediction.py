@@ -12,8 +12,6 @@ from tilenet.model.network import Network
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.storage.whole_checkpoint import checked_checkpoint
 
-__all__ = ["Prediction", "UnsavedNetwork"]
-
 
 @dataclass(frozen=True)
 class UnsavedNetwork:

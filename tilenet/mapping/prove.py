@@ -43,8 +43,6 @@ from tilenet.planning.small_image import (
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["prove_map"]
-
 
 def prove_map(job: MapJob, comm: "MPI.Intracomm") -> None:
     """Compare, and say how far the map's tiles are from the whole image. Collective.

@@ -16,8 +16,6 @@ from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.model.loss import Loss, cross_entropy, value_loss
 from tilenet.scores import number_sums
 
-__all__ = ["CountingSink", "NumbersSink", "ScoringSink"]
-
 
 class ScoringSink(ABC):
     """Takes up the pieces of a map that this rank computes.

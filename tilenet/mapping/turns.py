@@ -23,8 +23,6 @@ from tilenet.parallel.exchange.passes import KeptSums, Values
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.planning.maps.question import MapPlan
 
-__all__ = ["MeanOfTurns", "SumsOfTurn", "Turn", "Turned", "turn_map", "turns_of"]
-
 Turned = Literal["flips", "all"]
 
 

@@ -7,8 +7,6 @@ from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.mapping.writing.resume import MapResume
 from tilenet.mapping.writing.writer import MapWriter
 
-__all__ = ["WritingSink"]
-
 
 class WritingSink:
     """Writes the values of the pieces that this rank computes.

@@ -12,8 +12,6 @@ from torch import Tensor
 from tilenet.errors import TilenetError
 from tilenet.model.network import Network
 
-__all__ = ["WeightAverage"]
-
 TRAINED = "trained"  # NAME.trained in state.safetensors: the weight that is trained
 
 

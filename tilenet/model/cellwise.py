@@ -18,11 +18,6 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Cellwise, Conv, Step
 from tilenet.model.gpipe import pop, skippable
 
-__all__ = [
-    "CONSTANT", "CellwiseModule", "Tied", "cellwise_layer", "check_kernel", "find_operator",
-    "hold_weights", "kernel_of",
-]  # fmt: skip
-
 # Operators that act on channels, or only change how a tensor is seen.
 BY_NAME = frozenset({
     "amax", "amin", "argmax", "argmin", "bmm", "cat", "chunk", "conv1d", "conv2d", "cumsum",

@@ -7,8 +7,6 @@ from tilenet.geometry.coordinates import OFFSETS, Coordinates
 from tilenet.model.cellwise import Tied
 from tilenet.model.skips import Place
 
-__all__ = ["CoordinatesMap"]
-
 
 class CoordinatesMap(nn.Module):
     """A `geometry.coordinates.Coordinates` in place of a map, (B, C, H, W) in and out.

@@ -19,8 +19,6 @@ from tilenet.model.origin import origin_under_way
 from tilenet.model.upload import upload
 from tilenet.random_keys import uniform
 
-__all__ = ["KeyedDropout", "MaskKey"]
-
 
 @dataclass
 class MaskKey:

@@ -2,8 +2,6 @@
 
 import torch
 
-__all__ = ["AUTOCAST", "parameter_dtype"]
-
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -2,8 +2,6 @@
 
 from tilenet.geometry.layers import Activation, Conv, Dropout, Join, Layer, Norm, TransposedConv
 
-__all__ = ["in_place"]
-
 
 def in_place(layers: tuple[Layer, ...], index: int) -> bool:
     """Whether a layer writes its output over its input.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 
-__all__ = ["standardise"]
-
 BLOCK = 1 << 15  # pixels that are standardised at once
 
 

@@ -10,11 +10,6 @@ from torch import Tensor
 from tilenet.choices import VALUE_LOSSES
 from tilenet.model.upload import upload
 
-__all__ = [
-    "Loss", "cross_entropy", "dice", "dice_sums", "focal", "pixel_weight",
-    "value_loss",
-]  # fmt: skip
-
 SMOOTHING = 1.0  # pixels; a class that is neither labelled nor predicted anywhere loses nothing
 
 

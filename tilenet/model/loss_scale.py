@@ -5,8 +5,6 @@ from typing import Any
 
 from tilenet.errors import TilenetError
 
-__all__ = ["LossScale"]
-
 # The loss is a sum over pixels, not a mean: the gradient of each logit is of order 1, and that of a
 # weight adds up millions of them. A scale of 1 here equals one of 10⁶ for the mean of a megapixel,
 # and large tiles need less than 1: float16 ends at 65 504.

@@ -18,20 +18,6 @@ from tilenet.geometry.layers import Activation, Conv
 from tilenet.model.cellwise import check_kernel, hold_weights, kernel_of
 from tilenet.model.gpipe import is_recomputing
 
-__all__ = [
-    "BatchNorm",
-    "BlockMaxPool",
-    "ComputedConv",
-    "CornersPool",
-    "FrozenBatchNorm",
-    "GlobalSum",
-    "PaddedConv",
-    "PaddedPool",
-    "activation",
-    "block_max",
-    "out_of_place",
-]
-
 
 class BatchNorm(nn.BatchNorm2d):
     """Batch normalisation that counts each tile once, (B, C, H, W) in and out.

@@ -48,17 +48,6 @@ from tilenet.model.modules import (
 from tilenet.model.skips import expand_layer, join_layer, stash_layer
 from tilenet.random_keys import key
 
-__all__ = [
-    "Network",
-    "build_layer",
-    "build_network",
-    "check_weight_count",
-    "load_weights",
-    "network_to_fill",
-    "network_to_score",
-    "tie_weights",
-]
-
 
 class Network(nn.Sequential):
     """A flat sequence of layers with named skips; (B, bands, H, W) to (B, classes, H′, W′).

@@ -14,8 +14,6 @@ from tilenet.model.network import Network
 from tilenet.model.origin import origin_under_way
 from tilenet.random_keys import key
 
-__all__ = ["OpaqueModule", "digest_of", "first_map", "opaque_network"]
-
 
 class OpaqueModule(nn.Module):
     """Runs a user module on windows (B, bands, H, W); returns its first map (B, classes, H, W).

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.gpipe import SkipLayout, SkipTrackerThroughPotals, current_skip_tracker
 
-__all__ = ["Origin", "OriginTracker", "origin_under_way"]
-
 
 @dataclass(frozen=True)
 class Origin:

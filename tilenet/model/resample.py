@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["AxisPlace", "resampled"]
-
 
 @dataclass(frozen=True)
 class AxisPlace:

@@ -15,8 +15,6 @@ from tilenet.geometry.layers import Expand, Join, Stash
 from tilenet.model.gpipe import pop, skippable, stash
 from tilenet.model.resample import AxisPlace, resampled
 
-__all__ = ["Place", "expand_layer", "join_layer", "joined", "stash_layer"]
-
 
 class StashMap(nn.Module):
     """Hands on its input and keeps it, or only its height and width, under a name."""

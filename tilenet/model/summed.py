@@ -6,8 +6,6 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 
-__all__ = ["check_summed"]
-
 MOST_NODES = 500  # of the loss itself, which is small
 MEAN = 1  # as torch's losses number their reductions
 

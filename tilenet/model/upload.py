@@ -7,8 +7,6 @@ in a step of the preset `small`, most of them for masks of dropout.
 import torch
 from torch import Tensor
 
-__all__ = ["pinned", "upload"]
-
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
     """The same values on a device; sent from pinned memory where that is a GPU."""

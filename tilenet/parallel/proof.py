@@ -20,16 +20,6 @@ from tilenet.parallel.ranks.tf32 import tf32_if_asked
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "Difference",
-    "check_rounding",
-    "largest",
-    "no_trace",
-    "proof_precision",
-    "say_or_refuse",
-    "say_why_not",
-]
-
 # Relative to the largest value. Some hundred layers leave 1e-15 to 1e-13; norms of few cells blow
 # that up by 1/√ε, 300 times, and gradients pass them twice. A halo that is short by a pixel, or a
 # sum that a rank lacks, is off by 1e-6 and more.

@@ -9,8 +9,6 @@ from tilenet.planning.compatibility import whole_image
 from tilenet.planning.fitting import find_first, find_leanest
 from tilenet.planning.plan import MODES, Question
 
-__all__ = ["ALL_OPEN", "why_nothing_fits"]
-
 GIB = 2**30
 CHOICES = ("grid", "tile_px", "partitions", "balance", "micro_batches", "checkpointing")
 ALL_OPEN: dict[str, Any] = dict.fromkeys(CHOICES)  # left to the planner

@@ -18,17 +18,6 @@ from tilenet.planning.machines.read import machine
 from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.roofline import roofline
 
-__all__ = [
-    "block_seconds",
-    "check_balance",
-    "check_partitions",
-    "least_bytes",
-    "least_time",
-    "likely_balance",
-    "most_partitions",
-    "without_cuts",
-]
-
 Balance = tuple[int, ...]
 Cuts = tuple[int, ...]  # 0, where each partition ends, the last at the number of layers
 Matrix = NDArray[np.float64]

@@ -21,8 +21,6 @@ from tilenet.planning.micro_batches import mini_batch_sizes
 from tilenet.planning.plan import Layout
 from tilenet.planning.time.layer_time import LayerTime
 
-__all__ = ["Bounds"]
-
 Shape = tuple[int, int, int]
 
 

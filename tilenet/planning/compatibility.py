@@ -11,11 +11,6 @@ from tilenet.choices import Checkpointing, HaloMode, Pipelining
 from tilenet.geometry.halo import context_of, norm_context
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
 
-__all__ = [
-    "batch_obstacle", "device_obstacle", "flow_obstacle", "needs_all_tiles", "obstacle",
-    "sweep_obstacle", "whole_image",
-]  # fmt: skip
-
 
 def whole_image(layers: tuple[Layer, ...]) -> str | None:
     """Return the statistic of whole images, or of a step's images, that layers take; None: none.

@@ -33,8 +33,6 @@ from tilenet.planning.time.profile import layer_times_of_profile
 from tilenet.planning.time.roofline import ITEM_BYTES, roofline
 from tilenet.planning.time.timeline import Timeline, simulate, simulate_flow
 
-__all__ = ["Estimator"]
-
 PROCESS_BYTES = 600 << 20  # Python, torch, GDAL and MPI; measured 0.4 GiB, CUDA's context more
 GDAL_CACHE_BYTES = 64 << 20  # at least; `Machine.rank_bytes` leaves room for more
 READ_COPIES = 3  # the raster's own dtype, float64 while it is standardised, and the result

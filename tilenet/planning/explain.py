@@ -17,8 +17,6 @@ from tilenet.planning.memory.swept_maps import swept_bytes
 from tilenet.planning.plan import Plan, Question
 from tilenet.planning.time.roofline import ITEM_BYTES
 
-__all__ = ["GIB", "answer", "explain", "in_gib", "in_px", "in_seconds"]
-
 GIB = 2**30
 # As `predict` on a free GPU: feature maps take a quarter of its memory, tiles are at most so wide.
 MAP_SHARE, MAP_TILE_PX = 4, 4096

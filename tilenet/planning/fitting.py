@@ -5,8 +5,6 @@ from tilenet.planning.plan import Plan, Question
 from tilenet.planning.search import Search
 from tilenet.planning.swept_plan import fitting_sweeps, swept_plans
 
-__all__ = ["find_first", "find_fitting", "find_leanest"]
-
 
 def find_fitting(question: Question, *, alone: bool = False) -> list[Plan]:
     """The fastest plan that fits, and its rivals; empty: nothing fits.

@@ -9,8 +9,6 @@ from tilenet.planning.compatibility import obstacle
 from tilenet.planning.fitting import find_first, find_fitting
 from tilenet.planning.plan import MODES, Plan, Question
 
-__all__ = ["plan_modes"]
-
 # Seconds are predicted, so tiles that overlap are left only for a plan that is a tenth faster.
 FASTER = 0.9
 

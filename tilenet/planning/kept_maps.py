@@ -11,8 +11,6 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.sweep import maps_before
 
-__all__ = ["kept_cells", "kept_maps"]
-
 
 def kept_maps(
     layers: tuple[Layer, ...],

@@ -5,8 +5,6 @@ from math import gcd, isqrt
 
 from tilenet.errors import TilenetError
 
-__all__ = ["MeshShape", "RankPlace", "choose_mesh", "most_tiles", "tiles_of"]
-
 
 @dataclass(frozen=True)
 class RankPlace:

@@ -7,8 +7,6 @@ from typing import TypeVar
 from tilenet.geometry.layers import Layer
 from tilenet.planning.compatibility import whole_image
 
-__all__ = ["mini_batch_sizes", "most_micro_batches", "most_stacked", "stacks"]
-
 T = TypeVar("T")
 
 

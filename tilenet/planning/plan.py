@@ -21,11 +21,6 @@ from tilenet.storage.atomic import write_aside
 from tilenet.storage.layer_json import layer_from_json, layer_to_json
 from tilenet.storage.strict_json import parsed_json
 
-__all__ = [
-    "MODES", "Layout", "OwnNetwork", "PartitionPlan", "Plan", "PlannedMode", "Question",
-    "planned_bytes", "read_plan", "round_seconds", "write_plan",
-]  # fmt: skip
-
 VERSION = 1
 PlannedMode = Literal["overlap", "exchange", "sweep"]
 MODES: tuple[PlannedMode, ...] = get_args(PlannedMode)

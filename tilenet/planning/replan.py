@@ -11,8 +11,6 @@ from tilenet.errors import TilenetError
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.plan import Question, read_plan
 
-__all__ = ["replan"]
-
 
 def replan(path: Path, nodes: int) -> Question:
     """Return the question that the plan in `path` answers, for another number of nodes.

@@ -25,8 +25,6 @@ from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.plan import Layout, Plan, Question, round_seconds
 
-__all__ = ["Search", "check_question"]
-
 FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # tiles of a rank along an axis
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MODES: tuple[Checkpointing, ...] = ("never", "except_last", "always")

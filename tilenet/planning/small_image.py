@@ -17,10 +17,6 @@ from tilenet.geometry.tiles import Cut, Span, Tiling, cut
 from tilenet.geometry.windows import Window
 from tilenet.planning.compatibility import whole_image
 
-__all__ = [
-    "ImageQuestion", "choose_number_too", "choose_small_image", "proof_grid", "untested_halo",
-]  # fmt: skip
-
 SECONDS = 2.0  # of a core
 SHARE = 0.02  # of the run, where that is more
 LEAST_PX = 64  # height and width: networks do not do the same on the smallest images

@@ -28,8 +28,6 @@ from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.messages import halo_times
 from tilenet.planning.time.roofline import ITEM_BYTES
 
-__all__ = ["fitting_sweeps", "swept_plans"]
-
 LABEL_BYTES = 2  # of a pixel, as labels come to a device
 
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from tilenet.report.figure import data_uri, figure_of
 
-__all__ = ["Curve", "curves", "thinned"]
-
 # Readers with colour vision deficiency can tell them apart (Okabe and Ito, 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a6a00", "#56b4e9")
 MOST_COLUMNS = 480  # about one per pixel of a chart

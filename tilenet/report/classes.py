@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from tilenet.report.learning import best_row
 from tilenet.report.run_view import RunView, Section
 
-__all__ = ["classes", "confusion_of"]
-
 MOST_CLASSES = 24  # of a matrix that is still readable
 MOST_PAIRS = 20  # listed where there are more
 LARGEST = 4096  # class number; larger ones are not ours

@@ -11,8 +11,6 @@ from tilenet.errors import TilenetError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["data_uri", "figure_of", "save_figure"]
-
 
 def figure_of(width: float, height: float, dpi: int = 150) -> "Figure":
     """An empty figure, in inches, that no window system has to show."""

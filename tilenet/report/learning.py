@@ -8,8 +8,6 @@ from tilenet.report.run_view import RunView, Section
 from tilenet.scores import SMALLEST
 from tilenet.storage.tables import RunTable
 
-__all__ = ["best_row", "learning", "overfitting", "validation"]
-
 SCORES = (
     ("mean_iou", "mean IoU"),
     ("mean_f1", "mean F1"),

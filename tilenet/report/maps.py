@@ -25,8 +25,6 @@ from tilenet.planning.maps.question import MapQuestion
 from tilenet.report.run_view import RunView
 from tilenet.storage.checkpoints import load_tensors
 
-__all__ = ["NO_CLASS", "SmallMaps", "computed_maps", "finished_maps"]
-
 MOST_PX = 512  # of a place's side
 BUDGET_BYTES = 256 << 20  # of feature maps, as predict takes on a CPU
 MOST_COLLAR_PX = 64 << 20  # of images that are read as a whole to find their collar

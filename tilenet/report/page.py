@@ -17,8 +17,6 @@ from tilenet.report.run_view import RunView, Section
 from tilenet.storage.atomic import write_aside
 from tilenet.training.folder.files import REPORT
 
-__all__ = ["page", "try_report", "write_report"]
-
 BEGIN = b"<!DOCTYPE html>"
 
 # Errors of code that finds a number, a list or a text in a file where it expects another type.

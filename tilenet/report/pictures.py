@@ -17,16 +17,6 @@ from tilenet.report.figure import data_uri, figure_of, save_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "class_picture",
-    "error_picture",
-    "overlaid",
-    "picture_uri",
-    "rgba",
-    "stretched",
-    "write_picture",
-]
-
 DPI, POINTS, LETTER_PX = 128, 7.0, 8  # a power of two, so that pixels are whole
 RIGHT, WRONG = (222, 228, 224), (213, 60, 0)
 

@@ -19,8 +19,6 @@ from tilenet.report.pictures import class_picture, error_picture, picture_uri, r
 from tilenet.report.run_view import RunView, Section
 from tilenet.training.config.run_file import RunFile
 
-__all__ = ["places"]
-
 MOST_PLACES = 4
 LEAST_LABELLED = 0.05  # share of a place's pixels
 PATIENCE_S = 20.0  # after which no further place is computed

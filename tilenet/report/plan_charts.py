@@ -9,8 +9,6 @@ from tilenet.report.figure import figure_of, save_figure
 if TYPE_CHECKING:
     from tilenet.planning.time.timeline import Timeline
 
-__all__ = ["plot_level_bytes", "plot_timeline"]
-
 GIB = 2**30
 # Told apart in print without colour too: the lighter, the less new it computes.
 PART_COLOURS = {

@@ -8,8 +8,6 @@ import numpy as np
 from tilenet.report.run_view import RunView, Section
 from tilenet.storage.tables import RunTable
 
-__all__ = ["resources"]
-
 # Activities, each with its column in history.csv and timings.json; compute is the rest of a step.
 PARTS = {
     "compute": "compute_seconds",

@@ -18,8 +18,6 @@ from tilenet.training.config.read import read_run_file
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder.files import FACTS, KEPT_RUN_FILE
 
-__all__ = ["RunView", "Section"]
-
 # Parts of the page under a heading, by the names that templates/page.html lays out.
 Section = dict[str, Any]
 

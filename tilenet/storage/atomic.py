@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tilenet.errors import TilenetError
 
-__all__ = ["check_name", "put", "sync", "write_aside"]
-
 
 def sync(path: str | Path) -> None:
     """Wait until a file or a folder is on disk.

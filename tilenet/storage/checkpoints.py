@@ -28,12 +28,6 @@ from tilenet.storage.atomic import sync
 from tilenet.storage.checksums import CHECKSUMS, checksums_text
 from tilenet.storage.strict_json import parsed_json
 
-__all__ = [
-    "FILES", "NETWORK", "WEIGHTS", "Checkpoint", "checkpoint_of_step", "find_checkpoint",
-    "kept_checkpoint", "last_step", "link", "load_json", "load_tensors", "mark_best", "mend_links",
-    "run_again", "save_checkpoint", "saved_checkpoints", "set_aside", "step_order",
-]  # fmt: skip
-
 T = TypeVar("T")
 
 WEIGHTS, STATE = "weights.safetensors", "state.safetensors"

@@ -12,9 +12,6 @@ from typing import Any
 
 from tilenet.storage.strict_json import parsed_json
 
-__all__ = ["CHECKSUMS", "checksums_text", "wrong_file"]
-
-
 CHECKSUMS = "checksums.json"
 PIECE_BYTES = 1 << 20
 

@@ -8,8 +8,6 @@ from xml.etree import ElementTree
 
 from tilenet.errors import TilenetError
 
-__all__ = ["check_class_names", "names_in_map"]
-
 # GDAL stores names as XML, next to a map and in it. XML 1.0 cannot hold most of these characters,
 # not even escaped, and changes line ends and tabs.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufffe\uffff]")

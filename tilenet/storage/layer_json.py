@@ -22,8 +22,6 @@ from tilenet.geometry.layers import (
 )
 from tilenet.geometry.opaque import Opaque
 
-__all__ = ["KINDS", "layer_from_json", "layer_to_json"]
-
 KINDS: dict[str, type[Layer]] = {
     kind.kind: kind
     for kind in (

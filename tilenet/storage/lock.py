@@ -18,8 +18,6 @@ from typing import Any
 
 from tilenet.errors import TilenetError
 
-__all__ = ["Lock"]
-
 POLL_SECONDS = 0.1
 # A process that was killed may take that long to give back its memory and end.
 ENDING_SECONDS = 5.0

@@ -7,8 +7,6 @@ from xml.etree import ElementTree
 
 from tilenet.storage.atomic import put
 
-__all__ = ["put_style", "style_text"]
-
 MADE_BY = ("made-by", "tilenet")  # QGIS leaves it out when a user saves another style
 HEAD = "<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>\n"
 

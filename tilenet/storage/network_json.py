@@ -13,9 +13,6 @@ from tilenet.geometry.opaque import Opaque, opaque_of
 from tilenet.storage.class_names import check_class_names
 from tilenet.storage.layer_json import layer_from_json, layer_to_json
 
-__all__ = ["NetworkRecord"]
-
-
 FORMAT = "tilenet-network-1"
 TASKS = "classification", "regression"
 

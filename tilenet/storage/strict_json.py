@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-__all__ = ["parsed_json"]
-
 
 def parsed_json(text: str | bytes) -> Any:
     """The value of a JSON text.

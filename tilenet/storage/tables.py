@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from tilenet.errors import TilenetError
 from tilenet.storage.atomic import put
 
-__all__ = ["COLUMNS", "History", "RunTable", "read_run_table"]
-
 COLUMNS = (
     "step",
     "loss",

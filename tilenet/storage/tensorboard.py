@@ -14,8 +14,6 @@ from typing import Any
 
 from tilenet.errors import TilenetError
 
-__all__ = ["FOLDER", "Scalars", "check_package"]
-
 FOLDER = "tensorboard"
 EVENTS = "events.out.tfevents"
 

@@ -15,8 +15,6 @@ from tilenet.storage.checkpoints import (
 )
 from tilenet.storage.checksums import wrong_file
 
-__all__ = ["BrokenCheckpoint", "ResumePoint", "checked_checkpoint", "newest_whole"]
-
 MOST_SAID = 3
 
 

@@ -20,8 +20,6 @@ from tilenet.training.network import RunNetwork
 from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.swept import AnyPipe
 
-__all__ = ["announce", "announce_images", "say_states_beyond"]
-
 
 def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
     """Print resampled bands and labels, held-out images and blocks, and the places of crops.

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import Literal
 
-__all__ = ["LearningRate", "ScheduleName"]
-
 ScheduleName = Literal["constant", "poly", "cosine", "step"]
 
 

@@ -20,8 +20,6 @@ from tilenet.training.step import Step, StepResult
 from tilenet.training.update import Update
 from tilenet.training.validation import RunValidation
 
-__all__ = ["Loop"]
-
 
 class Loop:
     """The steps of a run. Its methods are collective.

@@ -24,8 +24,6 @@ from tilenet.training.swept import AnyPipe, swept_pipe
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["RunNetwork"]
-
 
 class RunNetwork:
     """The network of a run on a rank's devices. Collective to construct and to close.

@@ -12,8 +12,6 @@ from torch import nn
 
 from tilenet.training.config.keys import OptimizerKeys
 
-__all__ = ["EagerAdamW", "EagerSGD", "make_optimizer"]
-
 
 class _Eager(torch.optim.Optimizer):
     """Mixin to name before one of torch's optimizers in a class's bases."""

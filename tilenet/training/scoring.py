@@ -36,8 +36,6 @@ from tilenet.planning.maps.question import MapPlan, MapQuestion
 from tilenet.scores import number_scores, scores
 from tilenet.training.network import RunNetwork
 
-__all__ = ["Validated", "ValidatedNumbers", "Validation"]
-
 
 @dataclass(frozen=True)
 class Validated:

@@ -17,13 +17,6 @@ from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.config.keys import OptimizerKeys
 from tilenet.training.optimizer import EagerAdamW, EagerSGD
 
-__all__ = [
-    "check_state",
-    "fill_optimizer",
-    "optimizer_tensors",
-    "sharers_of",
-]
-
 
 def sharers_of(
     optimizer: OptimizerKeys, record: NetworkRecord, ranks: int, filled: Network | None = None

@@ -36,8 +36,6 @@ from tilenet.training.update import Update
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Step", "StepResult"]
-
 
 @dataclass(frozen=True)
 class StepResult:

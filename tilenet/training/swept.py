@@ -14,8 +14,6 @@ from tilenet.planning.memory.trained_sweeps import plan_sweeps
 from tilenet.planning.time.roofline import ITEM_BYTES
 from tilenet.training.setup.run_plan import RunPlan
 
-__all__ = ["AnyPipe", "swept_pipe"]
-
 AnyPipe = Pipe | SweptPipe
 
 

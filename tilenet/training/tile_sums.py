@@ -17,8 +17,6 @@ from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.training.images.tile_task import ReadTile
 from tilenet.training.swept import AnyPipe
 
-__all__ = ["add_in_flow", "on_device", "tile_sums"]
-
 OfWindow = Callable[[ReadTile, Tensor, Window], Tensor]
 
 

@@ -17,8 +17,6 @@ from tilenet.training.learning_rate import LearningRate
 from tilenet.training.optimizer import make_optimizer
 from tilenet.training.states import optimizer_tensors
 
-__all__ = ["Update"]
-
 
 @dataclass(frozen=True)
 class Update:

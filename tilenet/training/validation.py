@@ -15,8 +15,6 @@ from tilenet.training.images.run_data import RunData
 from tilenet.training.network import RunNetwork
 from tilenet.training.scoring import Validation
 
-__all__ = ["RunValidation"]
-
 
 class RunValidation:
     """Validations between the steps of a run. Collective to make; so are all methods but `due`.

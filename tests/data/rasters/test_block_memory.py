@@ -17,7 +17,8 @@ from tilenet.data.rasters.block_memory import keep_blocks
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
 from tilenet.library.whole_run import train
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.parallel.health.node_memory import BLOCKS_SHARE
 
 HEIGHT, WIDTH, BLOCK = 512, 1024, 128

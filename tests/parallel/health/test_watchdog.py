@@ -14,7 +14,8 @@ from whole_image import random_scene
 
 from tilenet.errors import TilenetError
 from tilenet.library.whole_run import train
-from tilenet.mapping.predict import Prediction, predict
+from tilenet.mapping.predict import predict
+from tilenet.mapping.prediction import Prediction
 from tilenet.parallel.health import watchdog as module
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.training.config.keys import TileKeys

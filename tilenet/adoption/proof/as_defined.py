@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["AsDefined", "wide_numbers"]
-
 TRAINING = 5  # place of batch norm's argument `training`
 
 

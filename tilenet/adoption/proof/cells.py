@@ -12,8 +12,6 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.layers import Cellwise, Conv, Layer
 from tilenet.model.cellwise import CellwiseModule, hold_weights, kernel_of
 
-__all__ = ["prove_cells", "without_idle_weights"]
-
 ROUNDING = 1e-9  # of float64
 SIZE = 3, 5
 

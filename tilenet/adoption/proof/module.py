@@ -26,8 +26,6 @@ from tilenet.errors import TilenetError
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
 
-__all__ = ["Subject", "prove"]
-
 LEAST_PX = 32  # half the shorter side of the images, where a unit is at most half of this
 ROUNDING = 1e-9  # of float64, over some hundred layers, relative to the largest value
 SMALL = 1e-3  # of the largest gradient of all weights: smaller ones are compared with this much

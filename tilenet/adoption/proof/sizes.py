@@ -16,8 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from tilenet.errors import TilenetError
 
-__all__ = ["prove_sizes"]
-
 SIDE_PX = 128  # at least, of the small images
 # Images of a batch, rows and columns, in sides; the first are compared with all others, the second
 # have no size in common with them. As in training, and as in maps.

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from tilenet.errors import TilenetError
 
-__all__ = ["prove_steady"]
-
 ROUNDING = 1e-9  # of float64, relative to the largest value
 OTHERS = 0, 10**6, -(10**6)  # values that such a number may come to have
 GENERATORS = "the state of Python's or numpy's random numbers"

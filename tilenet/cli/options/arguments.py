@@ -8,8 +8,6 @@ from typing import NoReturn
 
 from tilenet.errors import TilenetError, UsageError
 
-__all__ = ["Arguments", "command"]
-
 
 class Arguments(argparse.ArgumentParser):
     """A parser of argparse with an `error` that raises `UsageError`."""

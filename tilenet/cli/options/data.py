@@ -4,8 +4,6 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["WINDOW", "band_names", "nodata_value", "numbers", "with_values"]
-
 WINDOW = "ROW,COL,HEIGHT,WIDTH"
 
 Number = TypeVar("Number", int, float)

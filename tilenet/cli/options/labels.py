@@ -5,8 +5,6 @@ import argparse
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import UsageError
 
-__all__ = ["add_labels", "vectors_of"]
-
 
 def add_labels(parser: argparse.ArgumentParser, *, choice: bool = False) -> None:
     """Add the options that `vectors_of` reads, and `--ignore-index`.

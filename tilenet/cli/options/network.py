@@ -6,8 +6,6 @@ from dataclasses import replace
 from tilenet.errors import UsageError
 from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions
 
-__all__ = ["add_making", "add_network", "add_own_network", "check_own_network", "network_of"]
-
 OF_MODULES = ("options", "batch_norm", "weights")
 OF_UNETS = (
     *("preset", "levels", "poolings", "convs", "kernel", "padding", "upsampling", "norm"),

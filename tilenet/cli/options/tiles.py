@@ -5,8 +5,6 @@ import argparse
 from tilenet.errors import UsageError
 from tilenet.geometry.tiles import Cut
 
-__all__ = ["add_tiles", "image_of", "pair"]
-
 
 def add_tiles(parser: argparse.ArgumentParser) -> None:
     """Add the options that `image_of` reads, and `--halo`."""

@@ -10,8 +10,6 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import SET_CRS
 from tilenet.errors import TilenetError
 
-__all__ = ["crs_of_layer"]
-
 
 def crs_of_layer(
     path: str, info: dict[str, Any], user_crs: str | None, bounds: Bounds, image: Raster

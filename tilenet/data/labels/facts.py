@@ -11,8 +11,6 @@ from tilenet.data.rasters.raster import Raster
 if TYPE_CHECKING:
     from rasterio.crs import CRS
 
-__all__ = ["class_names", "label_facts"]
-
 MOST_NAMES = 4096  # of classes
 MOST_FIELDS = 10  # that are named
 

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from tilenet.geometry.windows import Window
 
-__all__ = ["without_far_corners"]
-
 FAR_PX = 2  # from the window: nothing rounds across so much
 MOST_NESTED = 3  # a multipolygon in a collection in a collection
 LEAST_CORNERS = 4

@@ -5,8 +5,6 @@ from typing import Any
 
 from tilenet.data.labels.vector_keys import VectorKeys, is_whole, text_of
 
-__all__ = ["proposed_classes"]
-
 MOST_SHOWN = 50
 
 

@@ -12,13 +12,12 @@ from rasterio.windows import Window as FileWindow
 from tilenet.data.rasters.bounds import bounds_of
 from tilenet.data.rasters.extent import check_overlap
 from tilenet.data.rasters.location import remedy_when_read
-from tilenet.data.rasters.raster import GDAL_ERRORS, Pixels, Raster, reason
+from tilenet.data.rasters.opening import GDAL_ERRORS, reason
+from tilenet.data.rasters.raster import Pixels, Raster
 from tilenet.data.rasters.remedies import NEAREST
 from tilenet.data.rasters.rereading import read_from
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
-
-__all__ = ["NearestPixels"]
 
 # GDAL moves a few pixels of a row and draws lines between them, as far as this many pixels are
 # right. Its default, an eighth, takes the neighbour for one label in 500, and which depends on

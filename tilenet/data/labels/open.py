@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys
-from tilenet.data.rasters.raster import Raster, why_no_raster
+from tilenet.data.rasters.opening import why_no_raster
+from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import CHECK, VECTOR_INFO
 from tilenet.errors import TilenetError
 from tilenet.storage.atomic import check_name
-
-__all__ = ["open_labels", "resampling_note"]
 
 
 def open_labels(

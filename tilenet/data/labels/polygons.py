@@ -17,9 +17,6 @@ from tilenet.data.rasters.bounds import bounds_of
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
 
-__all__ = ["VectorLabels"]
-
-
 # Blocks have fixed places, so that rounding, which decides the side of an edge that the middle of a
 # pixel lies on, does not depend on the window.
 BLOCK_PX = 512

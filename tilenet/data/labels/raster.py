@@ -15,9 +15,6 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Window, overlap
 
-__all__ = ["Labels"]
-
-
 FAR_PX = 1 << 31  # no raster has as many rows or columns
 STRIP_PX = 1 << 22  # of the file that are joined to coarser ones at once
 

@@ -9,11 +9,10 @@ from rasterio.crs import CRS
 from rasterio.warp import transform
 
 from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
-from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
+from tilenet.data.rasters.opening import GDAL_ERRORS
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
-
-__all__ = ["shapes_on_image"]
 
 # GDAL counts pixels from the corner of its raster in 32 bits; shapes that reach further are cut.
 REACH_PX = 2**29

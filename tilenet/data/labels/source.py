@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.data.rasters.fingerprint import files_beside
-from tilenet.data.rasters.raster import READING, Raster
+from tilenet.data.rasters.handles import READING
+from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
-
-__all__ = ["HeldOutLabels", "LabelSource", "ValidationImage", "check_classes"]
 
 Source = TypeVar("Source", bound="LabelSource")
 

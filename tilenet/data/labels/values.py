@@ -12,8 +12,6 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Window
 
-__all__ = ["Values"]
-
 NUMBER, NONE = 0, 255  # classes of pixels with a number, and without one
 
 

@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 from tilenet.errors import TilenetError
 
-__all__ = ["VectorKeys", "is_whole", "quoted", "text_of"]
-
 
 @dataclass(frozen=True)
 class VectorKeys:

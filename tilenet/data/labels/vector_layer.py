@@ -24,8 +24,6 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import VECTOR_INFO
 from tilenet.errors import TilenetError
 
-__all__ = ["VECTOR_ERRORS", "Polygons", "VectorLayer"]
-
 # Errors of pyogrio for GDAL's; ValueError for texts and geometries that it cannot decode.
 VECTOR_ERRORS = (DataSourceError, DataLayerError, ValueError, OSError)
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from tilenet.errors import TilenetError
 
-__all__ = ["Band", "BandNames", "band_numbers"]
-
 # Bands as a user names them: numbers from 1, names, or both.
 BandNames = Sequence[int | str]
 

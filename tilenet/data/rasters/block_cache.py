@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from tilenet.parallel.health.node_memory import LEAST_BLOCKS_BYTES
 
-__all__ = ["BLOCKS", "OWNERS", "BlockCache"]
-
 
 class BlockCache:
     """The blocks that were used last, in a number of bytes."""

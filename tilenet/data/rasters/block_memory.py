@@ -15,8 +15,6 @@ from tilenet.parallel.health.node_memory import (
     node_memory_bytes,
 )
 
-__all__ = ["keep_blocks", "keep_rows"]
-
 CHOSEN_BY_USER = "GDAL_CACHEMAX" in os.environ
 
 

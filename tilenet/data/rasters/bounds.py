@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from affine import Affine
     from rasterio.crs import CRS
 
-__all__ = ["Bounds", "bounds_in", "bounds_of", "crs_name"]
-
 # Points of an edge that are transformed: between two of them an edge bends by about a hundredth of
 # what it bends as a whole, and `bounds_in` adds a hundredth to all sides.
 EDGE_POINTS = 21
@@ -82,3 +80,11 @@ def crs_name(crs: "CRS | None") -> str:
         return "none"
     text = str(crs.to_string())
     return text if "[" not in text else f"{text.split(chr(34))[1]} (a CRS without code)"
+
+
+def unit_name(crs: "CRS | None") -> str | None:
+    """The CRS's name of its unit; None: it does not say."""
+    try:
+        return str(crs.units_factor[0]) if crs else None
+    except (*GDAL_ERRORS, CRSError):
+        return None

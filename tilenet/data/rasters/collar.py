@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from tilenet.geometry.windows import Window
 
-__all__ = ["Collar", "Runs", "collar_strips", "strip_runs"]
-
 # Firsts and ends (2, N) of black pixels along rows, in order, as places on a line: the rows one
 # after another, each with one more place at its end, so that no run goes on in the next row.
 Runs = NDArray[np.int64]

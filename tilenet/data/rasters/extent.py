@@ -9,8 +9,6 @@ from tilenet.errors import TilenetError
 if TYPE_CHECKING:
     from rasterio.crs import CRS
 
-__all__ = ["check_overlap"]
-
 HALF_TURN = 180.0  # degrees
 SLACK = 4.0  # a hundredth of a full turn, which moved bounds are wider by
 

@@ -5,8 +5,6 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["Fingerprint", "files_beside", "fingerprint"]
-
 # Absolute path, bytes, and nanoseconds of the last change, of each file.
 Fingerprint = tuple[tuple[str, int, int], ...]
 

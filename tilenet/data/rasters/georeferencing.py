@@ -17,8 +17,6 @@ from rasterio.crs import CRS
 from tilenet.data.rasters.remedies import ON_THE_GROUND, SET_TRANSFORM
 from tilenet.geometry.windows import Window
 
-__all__ = ["Georeferencing", "georeferencing_of"]
-
 SAME_PX = 0.01
 
 Points = tuple[tuple[float, float, float, float, float | None], ...]

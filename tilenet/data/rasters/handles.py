@@ -19,8 +19,6 @@ from typing import Any, Protocol, TypeVar
 from tilenet.data.rasters.remedies import JOIN
 from tilenet.errors import TilenetError
 
-__all__ = ["MOST_OPEN", "READING", "Handles", "Viewed", "allow_open_files"]
-
 # GDAL's handles serve one thread at a time, and labels share a cache: readers take turns.
 READING = threading.RLock()
 

@@ -10,15 +10,6 @@ from itertools import islice
 
 from tilenet.data.rasters.remedies import CHECK
 
-__all__ = [
-    "file_name",
-    "is_remote",
-    "looked_for",
-    "real_path",
-    "remedy_when_opened",
-    "remedy_when_read",
-]
-
 # Also within GDAL's longer names: ZARR:"/vsicurl/https://…":/red.
 REMOTE = re.compile(r"\b(https?|ftp|s3|gs|az|adls?|oss)://|/vsi(curl|s3|gs|az|adls|oss|swift)")
 

@@ -33,8 +33,6 @@ from tilenet.errors import TilenetError
 from tilenet.geometry.pieces import within
 from tilenet.geometry.windows import Window, overlap
 
-__all__ = ["BLOCK_PX", "OntoGrid", "resampling_notes"]
-
 BLOCK_PX = 256
 TOLERANCE_PX = 1e-9  # within which GDAL draws lines instead of moving pixels; rasterio takes no 0
 # Four pixels are interpolated, however wide GDAL finds them in a block, and all are read.

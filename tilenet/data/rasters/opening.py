@@ -17,18 +17,6 @@ from tilenet.data.rasters.remedies import SET_TRANSFORM, TILED
 from tilenet.errors import TilenetError
 from tilenet.storage.atomic import check_name
 
-__all__ = [
-    "GDAL_ERRORS",
-    "cannot_open",
-    "check_header",
-    "dtypes_of",
-    "files_of",
-    "opened",
-    "quiet",
-    "reason",
-    "why_no_raster",
-]
-
 # What rasterio raises for GDAL's errors; some reach the caller as the private kind.
 # Where a broken file's words are no UTF-8, rasterio cannot say them.
 GDAL_ERRORS = (RasterioError, OSError, CPLE_BaseError, UnicodeError)

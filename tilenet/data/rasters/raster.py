@@ -19,14 +19,11 @@ from tilenet.data.rasters.block_memory import keep_rows
 from tilenet.data.rasters.collar import Collar, Runs, collar_strips, strip_runs
 from tilenet.data.rasters.georeferencing import Georeferencing
 from tilenet.data.rasters.handles import READING
-from tilenet.data.rasters.opening import GDAL_ERRORS, reason, why_no_raster
 from tilenet.data.rasters.resample import block_mean, dtype_of_means, factor_of
 from tilenet.data.rasters.stack import FileStack
 from tilenet.errors import TilenetError
 from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Part, Window, reflected
-
-__all__ = ["GDAL_ERRORS", "READING", "Nodata", "Pixels", "Raster", "reason", "why_no_raster"]
 
 # GDAL's remarks on files would stand on the terminal as they are; what matters comes as an error.
 os.environ.setdefault("CPL_LOG", os.devnull)

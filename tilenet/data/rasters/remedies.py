@@ -3,22 +3,6 @@
 `rio` comes with rasterio, and so with every tilenet; GDAL's commands do not.
 """
 
-__all__ = [
-    "AVERAGE",
-    "CHECK",
-    "JOIN",
-    "LIKE",
-    "MOVE",
-    "NEAREST",
-    "ON_THE_GROUND",
-    "SET_CRS",
-    "SET_TRANSFORM",
-    "TILED",
-    "VECTOR_INFO",
-    "tiled_copy",
-]
-
-
 # rio keeps the blocks of a file in strips unless told theirs.
 TILED_OPTIONS = "--co TILED=YES --co BLOCKXSIZE=512 --co BLOCKYSIZE=512"
 

@@ -16,8 +16,6 @@ from tilenet.data.rasters.location import is_remote
 from tilenet.data.rasters.opening import GDAL_ERRORS, opened
 from tilenet.errors import TilenetError
 
-__all__ = ["PAUSES_S", "read_from"]
-
 PAUSES_S = (1.0, 2.0, 4.0)
 
 REMOTE = "/vsicurl/:/vsis3/:/vsigs/:/vsiaz/:/vsiadls/:/vsioss/:/vsiswift/"

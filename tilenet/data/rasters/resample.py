@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
 
-__all__ = ["MOST_FACTOR", "block_mean", "block_mode", "dtype_of_means", "factor_of"]
-
 MOST_FACTOR = 4096  # a pixel that is read is the mean of its square
 
 

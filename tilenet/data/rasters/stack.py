@@ -40,8 +40,6 @@ from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
 
-__all__ = ["FileStack", "same_grid", "wide_alpha"]
-
 
 def same_grid(first: Affine, second: Affine, height: int, width: int, px: float = 0.01) -> bool:
     """Whether all corners agree to a part of a pixel: a hundredth is what rounding leaves."""

@@ -5,8 +5,6 @@ import os
 from tilenet.data.rasters.location import file_name, is_remote
 from tilenet.errors import printable
 
-__all__ = ["image_name", "stacked_paths"]
-
 MOST_PLUS_SIGNS = 8  # in the name of one file
 
 

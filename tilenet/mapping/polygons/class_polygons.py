@@ -22,8 +22,6 @@ from tilenet.mapping.polygons.corners import build_polygons, drop_straight_point
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["ClassPolygons", "band_of", "find_cut", "gather", "join", "make_band_polygons"]
-
 BLOCK_PX = 2048
 MESSAGE_POINTS = 1 << 24  # 16 bytes each: MPI counts to 2³¹ − 1
 

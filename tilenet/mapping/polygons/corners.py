@@ -6,8 +6,6 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-__all__ = ["add_met_corners", "build_polygons", "drop_straight_points"]
-
 
 def build_polygons(
     points: NDArray[np.float64], rings: NDArray[np.int64], shapes: NDArray[np.int64]

@@ -35,8 +35,6 @@ from tilenet.storage.class_names import names_in_map
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["PolygonsJob", "make_polygons"]
-
 
 @dataclass(frozen=True)
 class PolygonsJob:

@@ -19,8 +19,6 @@ from tilenet.storage.atomic import put
 if TYPE_CHECKING:
     from rasterio.crs import CRS
 
-__all__ = ["check_ending", "crs_text", "write_polygons"]
-
 DRIVERS = {".gpkg": "GPKG", ".geojson": "GeoJSON", ".json": "GeoJSON", ".fgb": "FlatGeobuf"}
 # Names that a GeoPackage keeps for itself, or does not take.
 RESERVED = re.compile(r"gpkg|sqlite_|\.", re.IGNORECASE)

@@ -2,8 +2,6 @@
 
 from colorsys import hsv_to_rgb
 
-__all__ = ["class_colours"]
-
 
 def class_colours(classes: int) -> list[tuple[int, int, int, int]]:
     """Distinct colours for class maps, (red, green, blue, alpha), 0 to 255.

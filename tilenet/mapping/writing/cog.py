@@ -53,8 +53,6 @@ from tilenet.parallel.ranks.node import ranks_of_node
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["CogJob", "cannot_write", "list_level_sizes", "template_like", "write_cog"]
-
 # Pixels, before they are compressed, that a rank has in memory at once, and tiles of them.
 BATCH_BYTES, BATCH_TILES = 32 << 20, 16
 # More of them before they are compressed need a BigTIFF, to be safe: as GDAL decides.

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from tilenet.mapping.writing.map_pieces import put_file
 
-__all__ = ["CompressedTiles", "remove_partial", "remove_record"]
-
 RECORD = "compressed.json"
 # Errors that a spoilt record raises.
 SPOILT = ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError

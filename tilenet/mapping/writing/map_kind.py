@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["IMAGE_TAG", "MapKind"]
-
 IMAGE_TAG = "TILENET_IMAGE"  # of maps, with the name of their image
 
 

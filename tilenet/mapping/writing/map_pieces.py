@@ -24,8 +24,6 @@ from rasterio.windows import Window as FileWindow
 from tilenet.geometry.windows import Window
 from tilenet.storage.atomic import put
 
-__all__ = ["Pieces", "begin_pieces", "put_file"]
-
 MADE_OF = "made_of.json"
 NAME = re.compile(r"(\d+)_(\d+)_(\d+)_(\d+)\.raw")
 

@@ -20,8 +20,6 @@ from tilenet.parallel.ranks.comm import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["MapResume"]
-
 
 class MapResume:
     """Context manager that can end the rounds of a map early on all ranks. Collective.

@@ -18,8 +18,6 @@ from tilenet.storage.atomic import check_name, put
 from tilenet.storage.lock import Lock
 from tilenet.storage.map_style import put_style, style_text
 
-__all__ = ["check_target", "claim_target", "lock_target", "put_map"]
-
 # Files next to a GeoTIFF from which GDAL takes names, statistics, masks and overviews.
 SIDE_FILES = ".aux.xml", ".msk", ".msk.ovr", ".ovr"
 

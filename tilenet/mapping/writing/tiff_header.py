@@ -10,19 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
-__all__ = [
-    "BLOCK_PX",
-    "FRAME_BYTES",
-    "LEADER_BYTES",
-    "Level",
-    "Template",
-    "framed",
-    "frames_fit",
-    "header_of",
-    "template_of",
-    "tiles_in",
-]
-
 BLOCK_PX = 512  # rows and columns of a tile
 # GDAL's driver has the bytes of a tile before it, and its last four once more behind it.
 LEADER_BYTES = TRAILER_BYTES = 4

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["share_tiles", "tile_cost"]
-
 # CPU time of a tile, over that of a tile of the map, by how often its pixels are halved: zero, one
 # or two times (`python -m bench map_finish`).
 CLASS_COSTS, SCORE_COSTS = (1.0, 5.8, 9.3), (1.0, 1.6, 2.3)

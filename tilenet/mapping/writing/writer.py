@@ -19,8 +19,8 @@ from affine import Affine
 from numpy.typing import NDArray
 from rasterio.io import MemoryFile
 
-from tilenet.data.rasters.opening import quiet
-from tilenet.data.rasters.raster import GDAL_ERRORS, Raster
+from tilenet.data.rasters.opening import GDAL_ERRORS, quiet
+from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stacked_paths import image_name
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window, overlap
@@ -36,8 +36,6 @@ from tilenet.storage.lock import Lock
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-__all__ = ["MapWriter"]
 
 
 class MapWriter:

@@ -24,8 +24,6 @@ from tilenet.parallel.exchange.halo import (
     start_halos,
 )
 
-__all__ = ["Shape", "convolve"]
-
 
 @dataclass(frozen=True)
 class Shape:

@@ -2,8 +2,6 @@
 
 from tilenet.geometry.layers import Conv
 
-__all__ = ["takes_copy"]
-
 FEWEST_CELLS = 4  # per weight of an input channel, see `takes_copy`
 
 

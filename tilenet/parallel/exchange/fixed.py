@@ -19,8 +19,6 @@ from tilenet.geometry.windows import Window
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.whole_maps import AveragedOver, bin_sums
 
-__all__ = ["FixedNorm", "FixedPool", "Moments", "Statistic", "moments_of", "statistic_of"]
-
 CHUNK_CELLS = 1 << 21  # cells of a tile that are held in float64 at a time
 
 Values = NDArray[np.float64]  # the values of a statistic, in one row

@@ -25,17 +25,6 @@ from tilenet.parallel.health.exchange_clock import EXCHANGING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "HaloChannel",
-    "HaloExchange",
-    "Parts",
-    "add_gradients",
-    "extend",
-    "part_of",
-    "start_gradients",
-    "start_halos",
-]
-
 Parts = Sequence[tuple[int, Tensor]]  # (rank, contiguous tensor)
 
 

@@ -29,8 +29,6 @@ from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["SpatialContext", "here", "spatial_layer", "without_border"]
-
 # A tag names a layer, a micro-batch and a direction, modulo these numbers: MPI guarantees 32 768
 # tags only, and messages between two ranks with the same tag keep their order anyway.
 TAG_LAYERS, TAG_MICRO_BATCHES, TAG_WAYS = 256, 64, 2

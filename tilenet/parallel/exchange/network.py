@@ -17,8 +17,6 @@ from tilenet.parallel.exchange.placed import cells_at, placed_layer
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["SpatialNetwork", "placed_network", "spatial_network"]
-
 
 class SpatialNetwork(Network):
     """A network over the ranks of an image; its parameters keep their names.

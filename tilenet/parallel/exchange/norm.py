@@ -28,8 +28,6 @@ from tilenet.parallel.sums.all_reduce import add_over
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Cells", "WholeImageNorm"]
-
 
 @dataclass(frozen=True)
 class Cells:

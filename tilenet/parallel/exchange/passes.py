@@ -34,8 +34,6 @@ from tilenet.parallel.ranks.comm import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["KeptSums", "Reads", "StatisticPasses", "Values"]
-
 Values = NDArray[np.float64]
 # The network's input for each of some windows, (1, bands, H, W), while the context lasts.
 Reads = Callable[[Sequence[Window]], AbstractContextManager[Iterator[Tensor]]]

@@ -25,8 +25,6 @@ from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.whole_maps import AveragedOver, WholeImagePool
 from tilenet.parallel.exchange.whole_maximum import WholeImageMaximum
 
-__all__ = ["cells_at", "cells_placed", "placed_layer"]
-
 
 def placed_layer(
     layer: Layer, index: int, module: nn.Module, spatial: SpatialContext

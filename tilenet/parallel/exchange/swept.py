@@ -53,8 +53,6 @@ from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend
 from tilenet.parallel.exchange.layers import spatial_layer, without_border
 from tilenet.parallel.exchange.placed import cells_placed
 
-__all__ = ["Columns", "KeptMaps", "MapRows", "State", "Sweep", "SweptPart"]
-
 State = list[list[tuple[int, Tensor]]]
 MapRows = tuple[int, int, Tensor]  # number of a map, first row, rows
 

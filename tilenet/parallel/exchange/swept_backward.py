@@ -19,8 +19,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from tilenet.geometry.sweep import Rows, Strip
 from tilenet.parallel.exchange.swept import KeptMaps, State, Sweep
 
-__all__ = ["Inputs", "OfRows", "adds", "as_leaves", "of_layers", "rows_of", "swept_sum"]
-
 # The term that rows of the last map add to a sum, differentiable; None for no term.
 OfRows = Callable[[Tensor, Rows], Tensor | None]
 

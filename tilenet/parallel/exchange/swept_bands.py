@@ -33,8 +33,6 @@ from tilenet.parallel.ranks.comm import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["ImageSweep", "KeptMaps", "columns_of", "sweep_band", "sweep_statistics"]
-
 
 @dataclass(frozen=True)
 class ImageSweep:

@@ -28,8 +28,6 @@ from tilenet.model.gpipe import use_device
 from tilenet.parallel.exchange.swept import MapRows, State, Sweep
 from tilenet.parallel.exchange.swept_backward import OfRows, adds, as_leaves, of_layers, rows_of
 
-__all__ = ["SweptLayers", "idle_share", "swept_over_partitions", "turns"]
-
 ENDED = object()  # sent in place of a message
 
 

@@ -35,9 +35,6 @@ from tilenet.parallel.exchange.swept_partitions import (
 from tilenet.parallel.exchange.whole_maps import AveragedOver, bin_sums
 from tilenet.parallel.sums.all_reduce import sum_with_gradient
 
-__all__ = ["Measure", "SweptPipe"]
-
-
 # The term that the logits (1, K, H, W) of a window of the image add to a sum; differentiable.
 Measure = Callable[[Tensor, Window], Tensor]
 

@@ -21,8 +21,6 @@ from tilenet.parallel.sums.all_reduce import add_over
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["AveragedOver", "WholeImagePool", "bin_shares", "bin_sums"]
-
 
 def bin_shares(first: int, count: int, whole: int, bins: int) -> Tensor:
     """The weight of each cell of a span in each bin of an axis, (bins, count), float64.

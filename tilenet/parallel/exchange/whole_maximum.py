@@ -17,8 +17,6 @@ from tilenet.parallel.sums.all_reduce import add_over, find_largest_over
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["WholeImageMaximum"]
-
 
 class WholeImageMaximum(nn.Module):
     """Maxima over all ranks, (B, C, H, W) to (B, C, 1, 1). Collective.

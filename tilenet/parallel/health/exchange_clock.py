@@ -8,8 +8,6 @@ exceeds the step's, however many threads there are; while one exchanges another 
 import threading
 import time
 
-__all__ = ["EXCHANGING", "ExchangeClock"]
-
 
 class ExchangeClock:
     """Runs while it is entered, by any thread; entering costs less than a microsecond.

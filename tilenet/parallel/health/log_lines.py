@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 
-__all__ = ["LogLines"]
-
 EVERY_S = 30.0
 
 

@@ -4,8 +4,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["BLOCKS_SHARE", "LEAST_BLOCKS_BYTES", "node_memory_bytes"]
-
 # Of a node's memory, for blocks of files that its ranks have decoded, burned or resampled.
 BLOCKS_SHARE = 0.1
 LEAST_BLOCKS_BYTES = 64 << 20  # of a rank: the blocks that neighbouring tiles share

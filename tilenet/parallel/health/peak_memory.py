@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["measure_peak_bytes"]
-
 STATUS = Path("/proc/self/status")
 highest = [0]  # peak of resident memory so far, in bytes
 

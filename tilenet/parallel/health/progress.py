@@ -12,8 +12,6 @@ from tilenet.parallel.health.log_lines import LogLines
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["progress_bar", "say"]
-
 
 def progress_bar(
     comm: "MPI.Comm",

@@ -12,8 +12,6 @@ from tilenet.storage.atomic import write_aside
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["TIMINGS", "RankTimes", "write_times"]
-
 TIMINGS = "timings.json"
 
 

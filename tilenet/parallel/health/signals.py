@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopAgreed", "StopRequests", "handlers_come_back"]
-
 # What batch systems send before they kill: Slurm SIGTERM (preemption, cancel) or what --signal
 # names, LSF what -wa names.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

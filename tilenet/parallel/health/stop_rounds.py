@@ -9,8 +9,6 @@ from tilenet.parallel.health.signals import StopRequests
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["StopRounds"]
-
 
 class StopRounds:
     """Has ranks agree, once per round, whether to stop. Collective.

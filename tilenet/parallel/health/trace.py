@@ -18,8 +18,6 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from tilenet.errors import TilenetError
 from tilenet.parallel.health.progress import say
 
-__all__ = ["TRACE", "TraceRecorder"]
-
 TRACE = "trace-rank0.json.gz"
 
 

@@ -13,8 +13,6 @@ from types import FunctionType
 
 from tilenet.errors import TilenetError
 
-__all__ = ["NEVER", "SLOW", "Watchdog"]
-
 # Patience for the first step (caches, kernels that are chosen by trying), checkpoints and all that
 # is done once, in multiples of the usual one.
 SLOW = 4.0

@@ -45,8 +45,6 @@ from tilenet.model.origin import Origin
 from tilenet.model.upload import upload
 from tilenet.parallel.pipeline.partition import Partition
 
-__all__ = ["Flow", "Measure", "MicroBatch", "train_in_flow"]
-
 Maps = list[Tensor]
 Post = SimpleQueue[Any]
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from tilenet.parallel.swap.copies import Arrival, HostCopies, HostCopy
 
-__all__ = ["HostStore", "Store", "Stored"]
-
 
 class Store(ABC):
     """Storage for maps of a partition that wait."""

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from tilenet.model.dtypes import AUTOCAST
 from tilenet.model.modules import out_of_place
 
-__all__ = ["Partition"]
-
 
 class Partition(nn.Sequential):
     """Consecutive layers on one device, (B, C, H, W) in and out.

@@ -46,8 +46,6 @@ from tilenet.parallel.pipeline.host_store import Store
 from tilenet.parallel.pipeline.partition import Partition
 from tilenet.parallel.pipeline.skip_store import StoringQueue, StoringTracker
 
-__all__ = ["Pipe"]
-
 _Queues = tuple[list[Any], list[Any]]  # to each partition's thread, and from it
 
 

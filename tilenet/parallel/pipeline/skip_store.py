@@ -27,8 +27,6 @@ from tilenet.model.gpipe import (
 from tilenet.model.origin import Origin, OriginTracker
 from tilenet.parallel.pipeline.host_store import Store
 
-__all__ = ["StoringQueue", "StoringTracker"]
-
 
 class StoringQueue:
     """A worker's queue: the checkpoint of the task that is put keeps a stored map as its input.

@@ -11,8 +11,6 @@ from tilenet.parallel.swap.host_pool import Slabs
 from tilenet.parallel.swap.swap_in_forward import SwapInForward
 from tilenet.parallel.swap.swapper import Swapper
 
-__all__ = ["PipeSwaps", "fetched_ahead"]
-
 
 def fetched_ahead(device: torch.device) -> int:
     """Number of storages that are fetched ahead: 0 if copies are synchronous."""

@@ -17,8 +17,6 @@ from tilenet.errors import AgreedError, TilenetError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["end_where_uncaught", "run_as_rank"]
-
 # MPICH's Abort may return, and any MPI's may hang on a broken network.
 ABORT_SECONDS = 20.0
 

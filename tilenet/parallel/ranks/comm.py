@@ -18,8 +18,6 @@ from tilenet.parallel.ranks.start import STEP_SIZES, say_started, watched_start
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["agreed", "threads_may_call", "wait_quietly", "world"]
-
 POLL_SECONDS = 0.02
 
 

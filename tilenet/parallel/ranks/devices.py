@@ -20,14 +20,6 @@ from tilenet.parallel.ranks.node import cores_of_rank, ranks_of_node
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "NodePlace",
-    "choose_devices",
-    "find_node_place",
-    "list_gpus",
-    "share_gpus",
-]
-
 # By which launchers show a rank some of a node's GPUs, by what torch calls these.
 VISIBLE_DEVICES = {
     "cuda": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),

@@ -19,8 +19,6 @@ from tilenet.parallel.ranks.tf32 import say_where_no_tf32, tf32_if_asked
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["RankLayout", "RunDevices", "describe_layout", "say_layout", "warn_of_threads"]
-
 MOST_LINES = 8  # of a job with nodes that all differ
 MOST_RANGES = 4  # of the ranks of a node, where the launcher deals them out in turn
 

@@ -2,8 +2,6 @@
 
 import ctypes
 
-__all__ = ["keep_freed_buffers"]
-
 # From malloc.h; glibc alone has them.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MOST_BYTES = 2**31 - 1

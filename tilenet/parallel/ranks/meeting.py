@@ -10,8 +10,6 @@ from tilenet.parallel.ranks.abort import end_where_uncaught
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Meeting", "check_alike"]
-
 
 def check_alike(comm: "MPI.Intracomm", *arguments: str) -> None:
     """Refuse ranks with different arguments. Collective.

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["cores_of_rank", "ranks_of_node"]
-
 
 def ranks_of_node(comm: "MPI.Comm") -> "MPI.Comm":
     """The ranks of this rank's node; the caller frees it. Collective."""

@@ -10,8 +10,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["share_tensors"]
-
 PIECE_BYTES = 1 << 30  # MPI counts the bytes of a message to 2³¹ − 1
 
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["unname_shared_memory"]
-
 MAPS = Path("/proc/self/maps")
 NAMES = re.compile(r"/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+$")
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from tilenet.errors import TilenetError
 from tilenet.parallel.health.watchdog import Watchdog
 
-__all__ = ["STEP_SIZES", "launched", "say_started", "watched_start"]
-
 # Task counts that launchers leave in the environment of each task, and the task's number.
 STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
 NUMBERS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "SLURM_PROCID")

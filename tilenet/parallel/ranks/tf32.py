@@ -16,8 +16,6 @@ from tilenet.parallel.health.progress import say
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["has_tf32", "say_where_no_tf32", "tf32_if_asked"]
-
 
 @contextmanager
 def tf32_if_asked(precision: str) -> Generator[None, None, None]:

@@ -20,8 +20,6 @@ from tilenet.parallel.ranks.comm import agreed
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Phase", "RankControl", "end_if_asked", "together"]
-
 SHORTEST_S, LONGEST_S = 1e-4, 0.02  # between two polls for the other ranks
 
 

@@ -10,8 +10,6 @@ from tilenet.parallel.health.exchange_clock import EXCHANGING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["add_over", "find_largest_over", "sum_with_gradient"]
-
 
 def sum_with_gradient(x: Tensor, comm: "MPI.Intracomm | None") -> Tensor:
     """The sum of `x` over the ranks, on each of them. Collective, in forward and in backward.

@@ -32,9 +32,6 @@ from tilenet.parallel.sums.transports import Transport, open_transport
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["GradientSum"]
-
-
 PIECE_BYTES = 4 << 20
 
 

@@ -17,8 +17,6 @@ from tilenet.parallel.ranks.node import ranks_of_node
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["room_for_helpers", "sums_pay_meanwhile"]
-
 
 def room_for_helpers(cores: Sequence[Iterable[int]], threads: Sequence[int]) -> bool:
     """Whether a node has a core for one more thread of each of its ranks.

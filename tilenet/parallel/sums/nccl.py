@@ -24,8 +24,6 @@ from tilenet.parallel.sums.shares import block
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["NcclTransport"]
-
 CONNECT = timedelta(minutes=2)
 
 

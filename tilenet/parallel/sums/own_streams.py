@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["OwnStreams"]
-
 
 class OwnStreams:
     """One stream per device, next to the one that backward fills."""

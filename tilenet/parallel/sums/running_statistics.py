@@ -16,8 +16,6 @@ from tilenet.model.modules import BatchNorm
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["RunningStatistics"]
-
 MOMENTUM = 0.1
 
 

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Part", "Shares", "block", "owned_parts", "values_of_piece", "whole_blocks"]
-
 
 def whole_blocks(values: int, ranks: int) -> int:
     """The next number of values that `ranks` ranks can cut into equal blocks."""

@@ -15,15 +15,6 @@ from tilenet.parallel.ranks.devices import list_gpus
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "RankFacts",
-    "arrives_from",
-    "choose_transport",
-    "exchange_from",
-    "mpi_takes_device_memory",
-    "rank_facts",
-]
-
 # How to make an MPI CUDA-aware, by what its version line contains; the first that fits.
 SWITCHES = {
     "CRAY MPICH": "set MPICH_GPU_SUPPORT_ENABLED=1",

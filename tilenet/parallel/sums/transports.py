@@ -17,8 +17,6 @@ from tilenet.parallel.sums.transport_choice import choose_transport, rank_facts
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["DeviceTransport", "HostTransport", "Transport", "open_transport"]
-
 
 class Transport(Protocol):
     """Sums one-dimensional tensors over ranks, in place; called from one thread.

@@ -23,14 +23,6 @@ from tilenet.parallel.swap.host_pool import SlabPart, Slabs
 from tilenet.parallel.swap.in_flight import must_wait
 from tilenet.parallel.swap.statistics import SwapStatistics
 
-__all__ = [
-    "Arrival",
-    "CopyStreams",
-    "HostCopies",
-    "HostCopy",
-    "measure_bandwidth",
-]
-
 
 @dataclass
 class Arrival:

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 
-__all__ = ["FileSlabs", "PinnedSlabs", "SlabPart", "Slabs", "open_slabs"]
-
 MIB = 1 << 20
 ALIGNMENT = 512  # bytes: any dtype may begin there, and devices copy whole lines
 

@@ -1,7 +1,5 @@
 """How many copies out of a device may be under way: one rule of a step and of its plan."""
 
-__all__ = ["must_wait"]
-
 MOST_IN_FLIGHT = 4  # copies out of a device
 
 

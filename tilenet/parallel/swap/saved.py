@@ -8,8 +8,6 @@ from torch import Tensor
 
 from tilenet.parallel.swap.copies import Arrival, HostCopy
 
-__all__ = ["KeptTensor", "SavedStorage", "SavedTensor", "Watch"]
-
 
 class Watch:
     """A tensor's version, which must stay what it is: autograd's own check is off under hooks.

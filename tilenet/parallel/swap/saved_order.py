@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from tilenet.parallel.swap.saved import SavedStorage
 
-__all__ = ["LearnedOrder", "SavedOrder"]
-
 
 class SavedOrder:
     """Storages in the order in which backward needs them, the one that is needed last first.

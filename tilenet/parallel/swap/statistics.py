@@ -2,8 +2,6 @@
 
 from dataclasses import astuple, dataclass, fields
 
-__all__ = ["SwapCounts", "SwapStatistics"]
-
 NOW = ("active_bytes", "host_bytes")
 
 

@@ -16,8 +16,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tilenet.parallel.swap.swapper import Swapper
 
-__all__ = ["SwapInForward"]
-
 
 class SwapInForward:
     """Forward hooks that enter and leave a swapper's saved-tensor hooks.

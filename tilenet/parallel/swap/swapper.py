@@ -28,8 +28,6 @@ from tilenet.parallel.swap.saved import KeptTensor, SavedStorage, SavedTensor, W
 from tilenet.parallel.swap.saved_order import LearnedOrder, SavedOrder
 from tilenet.parallel.swap.statistics import SwapStatistics
 
-__all__ = ["Swapper"]
-
 
 class Swapper:
     """Keeps what autograd saves within a limit; `pack` and `unpack` are autograd's hooks.

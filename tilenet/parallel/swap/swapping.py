@@ -11,8 +11,6 @@ from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.parallel.swap.swap_in_forward import SwapInForward
 from tilenet.parallel.swap.swapper import Swapper
 
-__all__ = ["swapping"]
-
 
 @contextmanager
 def swapping(

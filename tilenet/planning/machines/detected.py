@@ -5,8 +5,6 @@ from typing import Any
 
 from tilenet.parallel.health.node_memory import BLOCKS_SHARE, node_memory_bytes
 
-__all__ = ["detected"]
-
 
 def detected() -> dict[str, Any]:
     """Cores, memory and peaks of the machine that runs this.

@@ -5,8 +5,6 @@ from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["filled"]
-
 WORDS = {
     bool: "true or false", int: "a whole number", float: "a number", str: "a text", NoneType: "null"
 }  # fmt: skip

@@ -14,8 +14,6 @@ from tilenet.planning.machines.values import (
     Variables,
 )
 
-__all__ = ["LaunchFacts"]
-
 
 @dataclass(frozen=True)
 class LaunchFacts:

@@ -8,8 +8,6 @@ from tilenet.planning.machines.launch_facts import LaunchFacts
 from tilenet.planning.machines.user_file import user_file
 from tilenet.planning.machines.values import Count, Line, Peaks, Rate, Seconds, Share
 
-__all__ = ["Machine"]
-
 
 @dataclass(frozen=True)
 class Machine:

@@ -16,8 +16,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["checked_machine", "known_machines", "machine"]
-
 PACKAGED = Path(__file__).with_name("machines.toml")
 
 

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-__all__ = ["user_file"]
-
 
 def user_file() -> Path:
     """Return the path of the user's own machines, whether the file exists or not."""

@@ -3,11 +3,6 @@
 import re
 from typing import Annotated
 
-__all__ = [
-    "PRECISIONS", "Command", "Count", "Folder", "GpuOption", "Line", "Lines", "Numbers", "Peaks",
-    "Rate", "Seconds", "Share", "Variables",
-]  # fmt: skip
-
 PRECISIONS = ("float32", "tf32", "float64", "bfloat16", "float16")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LARGEST = 1e30  # beyond any machine; products of whole numbers stay within floats

@@ -24,8 +24,6 @@ from tilenet.planning.maps.strips import plan_sweep
 from tilenet.planning.memory.inference import inference_bytes
 from tilenet.planning.mesh import choose_mesh
 
-__all__ = ["choose_map"]
-
 # Largest number of ranks that is tried for one that would hold the image.
 MOST_RANKS = 4096
 # A tile that owns less than twice its halo may take this many times its budget.

@@ -12,8 +12,6 @@ from tilenet.planning.kept_maps import kept_maps
 from tilenet.planning.maps.question import MapPlan, MapQuestion
 from tilenet.planning.memory.swept_maps import swept_bytes
 
-__all__ = ["choose_kept_maps", "largest_strip", "plan_passes", "plan_tiles", "swept_work"]
-
 
 def plan_passes(
     question: MapQuestion, tiling: Tiling, why: str, swept: float | None = None

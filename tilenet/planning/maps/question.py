@@ -11,8 +11,6 @@ from tilenet.geometry.tiles import Tiling
 from tilenet.planning.memory.inference import inference_bytes
 from tilenet.planning.memory.map_limits import countable
 
-__all__ = ["MapPlan", "MapQuestion"]
-
 
 @dataclass(frozen=True)
 class MapQuestion:

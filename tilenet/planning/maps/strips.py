@@ -16,8 +16,6 @@ from tilenet.planning.maps.question import MapPlan, MapQuestion
 from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.memory.swept_maps import swept_bytes
 
-__all__ = ["GPU_STRIP_PX", "plan_sweep"]
-
 # Rows of the deepest maps in a strip, the best first: with fewer rows their neighbours are copied
 # more often than they are computed. STRIP_PX is the fewest rows of the image.
 STRIP_CELLS, STRIP_PX = (4, 2, 1), 64

@@ -21,8 +21,6 @@ from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.skips import find_skips
 from tilenet.planning.memory.walk import Walk
 
-__all__ = ["blocks_from"]
-
 
 def blocks_from(
     costs: Sequence[LayerBytes],

@@ -5,8 +5,6 @@ from collections.abc import Hashable, Sequence
 from tilenet.choices import Checkpointing
 from tilenet.planning.memory.partition import PartitionBytes
 
-__all__ = ["device_bytes"]
-
 
 def device_bytes(
     parts: Sequence[PartitionBytes], devices: Sequence[Hashable], checkpointing: Checkpointing

@@ -20,8 +20,6 @@ from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.partition import PartitionBytes, partition_bytes
 from tilenet.planning.memory.skips import find_skips
 
-__all__ = ["flow_bytes"]
-
 
 def flow_bytes(
     costs: Sequence[LayerBytes],

@@ -3,8 +3,6 @@
 from tilenet.geometry.layers import Layer, Stash
 from tilenet.geometry.maps import map_shapes
 
-__all__ = ["inference_bytes"]
-
 
 def inference_bytes(layers: tuple[Layer, ...], height: int, width: int, item_bytes: int) -> int:
     """Most bytes of feature maps that live at one time while one image runs forward.

@@ -43,8 +43,6 @@ from tilenet.parallel.exchange.copied import takes_copy
 from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.live import LiveBytes
 
-__all__ = ["Case", "cast_parameters", "layer_bytes", "measure"]
-
 
 @dataclass(frozen=True)
 class Case:

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from tilenet.geometry.layers import Layer
 
-__all__ = ["LayerBytes"]
-
 
 @dataclass(frozen=True)
 class LayerBytes:

@@ -15,8 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["LiveBytes"]
-
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context that counts storages from the operation that makes them until they die.

@@ -5,8 +5,6 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.maps import map_shapes
 from tilenet.parallel.health.node_memory import node_memory_bytes
 
-__all__ = ["check_map_sizes", "check_weight_bytes", "countable", "largest_map"]
-
 LARGEST_MAP = 2**31
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
 
-__all__ = ["LevelBytes", "level_bytes"]
-
 
 @dataclass(frozen=True)
 class LevelBytes:

@@ -25,8 +25,6 @@ from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.skips import find_skips
 from tilenet.planning.memory.states import state_bytes, states_kept
 
-__all__ = ["Costs", "PartitionBytes", "block_bytes", "partition_bytes"]
-
 Costs = Sequence[LayerBytes]
 """Costs of a network's layers, in order."""
 

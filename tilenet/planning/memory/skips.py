@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from tilenet.geometry.layers import Stash
 from tilenet.planning.memory.layer_cost import LayerBytes
 
-__all__ = ["Skip", "find_skips"]
-
 
 @dataclass(frozen=True)
 class Skip:

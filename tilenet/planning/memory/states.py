@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-__all__ = ["AVERAGED", "OPTIMIZER_STATES", "Shard", "sharers", "state_bytes", "states_kept"]
-
 AVERAGED = "+ema"  # with an average of the weights, whole on each rank as these are
 _STATES = {"adamw": 2, "sgd-momentum": 1, "sgd": 0}
 OPTIMIZER_STATES = _STATES | {kind + AVERAGED: many + 1 for kind, many in _STATES.items()}

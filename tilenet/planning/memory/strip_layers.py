@@ -6,8 +6,6 @@ from tilenet.geometry.maps import MapShape
 from tilenet.geometry.sweep import Rows
 from tilenet.planning.memory.layer_cost import LayerBytes
 
-__all__ = ["WEIGHT_BYTES", "cast_bytes", "copied_cols", "forward_bytes"]
-
 WEIGHT_BYTES = 4  # least bytes of a weight, and of a value of the image or the loss
 
 

@@ -7,8 +7,6 @@ from tilenet.geometry.layers import Layer, Stash
 from tilenet.geometry.maps import map_grids, map_shapes
 from tilenet.geometry.sweep import LayerRows, last_readers, row_readers, strip_edges, sweep
 
-__all__ = ["Piece", "swept_bytes"]
-
 FULL_STRIPS = 4  # that complete as many rows as come in, until nothing new is to be seen
 
 

@@ -16,8 +16,6 @@ from tilenet.geometry.sweep import Strip, strip_edges, sweep
 from tilenet.planning.memory.swept_training import RecomputedStrip, SweptBackward, SweptRows
 from tilenet.planning.memory.trained_sweeps import strip_costs
 
-__all__ = ["partition_peaks"]
-
 
 @lru_cache(maxsize=256)
 def partition_peaks(

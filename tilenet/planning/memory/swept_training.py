@@ -31,8 +31,6 @@ from tilenet.planning.memory.strip_layers import (
 )
 from tilenet.planning.memory.swept_maps import Piece
 
-__all__ = ["RecomputedStrip", "SweptBackward", "SweptRows"]
-
 LABEL_BYTES = 8  # of a pixel's label, as the loss takes it
 
 

@@ -19,10 +19,6 @@ from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.swept_training import SweptBackward
 
-__all__ = [
-    "ALL_CELLS", "averaged_sweeps", "maps_to_keep", "plan_sweeps", "strip_costs", "trained_bytes",
-]  # fmt: skip
-
 FEWEST_ROWS = 64  # of a strip
 ALL_CELLS = 1 << 63
 TRIES = 3  # of sets of maps, since each takes seconds for a network with many averages

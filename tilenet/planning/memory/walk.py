@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from tilenet.geometry.layers import Join, Stash
 from tilenet.planning.memory.layer_cost import LayerBytes
 
-__all__ = ["Walk"]
-
 
 @dataclass(frozen=True)
 class Walk:

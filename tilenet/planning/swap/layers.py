@@ -12,8 +12,6 @@ from tilenet.planning.memory.skips import find_skips
 from tilenet.planning.memory.walk import Walk
 from tilenet.planning.time.layer_time import LayerTime
 
-__all__ = ["NO_LAYER", "SavingLayer", "saving_layers"]
-
 NO_LAYER = 1 << 30  # as a number, beyond that of any layer
 
 

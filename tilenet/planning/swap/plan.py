@@ -21,8 +21,6 @@ from tilenet.planning.swap.layers import saving_layers
 from tilenet.planning.swap.threshold import choose, simulate
 from tilenet.planning.time.layer_time import LayerTime
 
-__all__ = ["MIN_BYTES", "Demand", "PartitionSwaps", "Speeds", "SwapPlan", "plan_swaps"]
-
 MIN_BYTES = 1 << 20
 
 

@@ -13,8 +13,6 @@ from math import inf
 from tilenet.parallel.swap.in_flight import must_wait
 from tilenet.planning.swap.layers import SavingLayer
 
-__all__ = ["Threshold", "choose", "simulate"]
-
 MOST_AHEAD = 2  # layers that have their maps fetched ahead of use
 
 

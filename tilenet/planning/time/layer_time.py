@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["LayerTime"]
-
 
 @dataclass(frozen=True)
 class LayerTime:

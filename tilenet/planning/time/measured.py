@@ -13,8 +13,6 @@ from tilenet.model.gpipe import Batch, Namespace, SkipTracker, use_skip_tracker
 from tilenet.model.network import Network
 from tilenet.planning.time.layer_time import LayerTime
 
-__all__ = ["measure_layers"]
-
 
 def measure_layers(
     network: Network, image: Tensor, precision: str, repeats: int = 5

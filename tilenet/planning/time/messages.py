@@ -15,8 +15,6 @@ from tilenet.geometry.ownership import LayerHalo, halo_of, tiling_shares
 from tilenet.geometry.tiles import Tiling
 from tilenet.planning.time.layer_time import LayerTime
 
-__all__ = ["Link", "Times", "halo_times", "norm_times", "together"]
-
 Times = tuple[LayerTime, ...]  # of each layer
 
 STATISTIC_BYTES = 8  # sums are float64

@@ -10,8 +10,6 @@ from tilenet.planning.time.layer_time import LayerTime
 from tilenet.storage.layer_json import layer_from_json, layer_to_json
 from tilenet.storage.strict_json import parsed_json
 
-__all__ = ["Profile", "ProfiledLayer", "layer_times_of_profile", "read_profile"]
-
 VERSION = 2  # of the file; 1 kept kinds alone, so that widths could not be compared
 LONGEST_S = 1e6  # of a layer; far beyond any, and small enough that sums stay finite
 LARGEST_PX = 2**20  # per side; far beyond any tile, and small enough that products stay exact

@@ -28,8 +28,6 @@ from tilenet.geometry.maps import MapShape, map_shapes
 from tilenet.planning.machines.machine import Machine
 from tilenet.planning.time.layer_time import LayerTime
 
-__all__ = ["ITEM_BYTES", "roofline"]
-
 ITEM_BYTES = {"float32": 4, "tf32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 INDEX_BYTES = 8  # of a maximum pool's indices
 

@@ -18,8 +18,6 @@ from typing import Literal
 
 from tilenet.choices import Checkpointing
 
-__all__ = ["Event", "Timeline", "simulate", "simulate_flow"]
-
 Kind = Literal["F", "R", "B"]
 
 

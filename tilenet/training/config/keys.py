@@ -5,18 +5,12 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
-from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
 from tilenet.geometry.symmetries import Symmetry, symmetries
 from tilenet.geometry.tiles import Cut
 from tilenet.geometry.unet import NormKind, NormScope, Padding, Upsampling
 from tilenet.planning.memory.states import AVERAGED, Shard
 from tilenet.training.learning_rate import LearningRate, ScheduleName
-
-__all__ = [
-    "AugmentKeys", "CheckpointKeys", "GradientKeys", "MeshKeys", "NetworkKeys", "OptimizerKeys",
-    "ProfileKeys", "ScheduleKeys", "SwappingKeys", "TileKeys", "VectorKeys",
-]  # fmt: skip
 
 MOST_PROFILED = 100
 OF_MODULES = ("module", "options", "weights", "mean", "std", "batch_norm")

@@ -10,8 +10,6 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import UNetOptions
 from tilenet.planning.plan import OwnNetwork, read_plan
 
-__all__ = ["check_plan"]
-
 
 def check_plan(
     path: str,

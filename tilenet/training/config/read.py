@@ -26,14 +26,6 @@ from tilenet.errors import TilenetError, UsageError, one_line
 from tilenet.planning.plan import read_plan
 from tilenet.training.config.run_file import RunFile
 
-__all__ = [
-    "read_keys",
-    "read_run_file",
-    "run_file_text",
-    "with_listed_images",
-    "yaml_text",
-]
-
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML's safe loader, but that a key stands once, 1e-4 is a number and a date is a text."""

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from tilenet.choices import READ_AHEAD, Checkpointing, Device, HaloMode, Pipelining, Precision
+from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Part
 from tilenet.storage.class_names import check_class_names
@@ -24,13 +25,10 @@ from tilenet.training.config.keys import (
     ScheduleKeys,
     SwappingKeys,
     TileKeys,
-    VectorKeys,
 )
 from tilenet.training.config.task import check_task
 from tilenet.training.config.validation_keys import ValidationKeys, check_pairs
 from tilenet.training.config.windows import check_windows
-
-__all__ = ["Halo", "RunFile"]
 
 Halo = Literal["exact", "epsilon"] | int
 

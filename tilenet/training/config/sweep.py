@@ -6,8 +6,6 @@ from tilenet.planning.mesh import MeshShape
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.config.run_file import RunFile
 
-__all__ = ["check_sweep"]
-
 
 def check_sweep(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> None:
     """Refuse keys and networks that a sweep in training does not support.

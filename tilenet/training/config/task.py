@@ -8,8 +8,6 @@ from tilenet.errors import TilenetError
 from tilenet.scores import VALUE_SCORES
 from tilenet.storage.class_names import check_class_names
 
-__all__ = ["check_task"]
-
 
 def check_task(run: Any) -> None:
     """Refuse keys of the other task.

@@ -6,8 +6,6 @@ from typing import Literal
 from tilenet.data.image_patterns import is_list_file
 from tilenet.errors import TilenetError
 
-__all__ = ["ValidationKeys", "check_pairs"]
-
 
 @dataclass(frozen=True)
 class ValidationKeys:

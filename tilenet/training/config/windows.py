@@ -4,8 +4,6 @@ from typing import Any
 
 from tilenet.errors import TilenetError
 
-__all__ = ["check_windows"]
-
 
 def check_windows(run: Any) -> None:
     """Refuse keys that need a list of layers, with `halo_mode: windows`.

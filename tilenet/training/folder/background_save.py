@@ -5,8 +5,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-__all__ = ["BackgroundSave", "host_copies", "in_background"]
-
 
 class BackgroundSave:
     """Runs saves one after another in a thread; `wait` raises the error of a save."""

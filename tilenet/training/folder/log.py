@@ -16,8 +16,6 @@ from tilenet.training.folder.files import TABLES
 from tilenet.training.scoring import Validated, ValidatedNumbers
 from tilenet.training.step import StepResult
 
-__all__ = ["NO_CALLBACKS", "Callbacks", "RowCallback", "RunLog"]
-
 SCORES = ("accuracy", "mean_iou", "mean_f1")
 MAX_PRINTED_CLASSES = 10
 

@@ -33,8 +33,6 @@ from tilenet.training.swept import AnyPipe
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["RunAccount", "keep_run", "tiling_facts"]
-
 
 class RunAccount:
     """Times and swapped bytes of a job's steps, on one rank.

@@ -43,9 +43,6 @@ from tilenet.training.states import fill_optimizer
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["RunFolder"]
-
-
 BEGINNING = ".beginning.part"  # is there while files of an earlier run are deleted
 
 

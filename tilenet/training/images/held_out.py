@@ -15,8 +15,6 @@ from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images.open import RunImages
 
-__all__ = ["hold_out"]
-
 
 def hold_out(
     opened: RunImages,

@@ -23,8 +23,6 @@ from tilenet.parallel.ranks.node import ranks_of_node
 from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.training.config.run_file import RunFile
 
-__all__ = ["RunImages", "agree_on_files", "open_images"]
-
 
 @dataclass(frozen=True)
 class RunImages:

@@ -16,8 +16,6 @@ from torch import Tensor
 from tilenet.geometry.windows import Window, reflected
 from tilenet.random_keys import sixteen_bits, uniform
 
-__all__ = ["Radiometry"]
-
 
 @dataclass(frozen=True)
 class Radiometry:

@@ -14,8 +14,6 @@ from tilenet.training.images.tile_reader import TileReader
 from tilenet.training.images.workload import RankWork
 from tilenet.training.setup.run_plan import RunPlan
 
-__all__ = ["RunData"]
-
 
 @dataclass(frozen=True)
 class RunData:

@@ -31,8 +31,6 @@ from tilenet.training.setup.run_plan import RunPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["SURVEY", "class_weights", "run_survey", "survey_key"]
-
 SURVEY = "survey.safetensors"
 VERSION = 5  # raise it whenever a survey of the same files gives other numbers
 

@@ -18,8 +18,6 @@ from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.images.radiometry import Radiometry
 from tilenet.training.images.tile_task import ReadTile, TileTask
 
-__all__ = ["TileReader", "narrow", "read_turned"]
-
 
 class TileReader:
     """Reads tiles as a function of the step and the tile alone, so it may do so at any time.

@@ -9,8 +9,6 @@ from tilenet.geometry.tiles import Tile, Tiling, owned
 from tilenet.geometry.windows import Window
 from tilenet.model.upload import pinned
 
-__all__ = ["ReadTile", "TileTask"]
-
 
 @dataclass(frozen=True)
 class TileTask:

@@ -24,8 +24,6 @@ from tilenet.training.images.tile_task import ReadTile, TileTask
 from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.setup.swap import Load
 
-__all__ = ["RankWork"]
-
 
 class RankWork:
     """A rank's share of the steps of a run: a function of its place in the mesh and of the step.

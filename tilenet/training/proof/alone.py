@@ -30,8 +30,6 @@ from tilenet.training.setup.run_plan import RunPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["TilesProof", "plan_of", "prove_over_tiles"]
-
 SECONDS = 4.0  # seconds of one core for an image
 
 

@@ -16,18 +16,6 @@ from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
 from tilenet.parallel.proof import largest
 
-__all__ = [
-    "Answer",
-    "Problem",
-    "answer_of_module",
-    "own_rounding",
-    "random_problem",
-    "rounding_of",
-    "scale_of",
-    "without_dropout",
-]
-
-
 FAR = 2.0**20  # factor of the pixels that a tile does not read
 
 

@@ -52,8 +52,6 @@ from tilenet.training.states import sharers_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["compare", "proved_network"]
-
 
 def proved_network(
     run: RunFile,

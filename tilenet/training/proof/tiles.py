@@ -24,8 +24,6 @@ from tilenet.training.setup.run_plan import RunPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["run_tiles"]
-
 
 def run_tiles(
     plan: RunPlan, problem: Problem, network: RunNetwork, logits: Tensor, comm: "MPI.Intracomm"

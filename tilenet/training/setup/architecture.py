@@ -16,8 +16,6 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions, unet_layers
 from tilenet.training.config.keys import NetworkKeys
 
-__all__ = ["Architecture"]
-
 
 @dataclass(frozen=True)
 class Architecture:

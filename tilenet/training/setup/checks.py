@@ -22,8 +22,6 @@ from tilenet.planning.micro_batches import most_stacked
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.setup.run_plan import RunPlan
 
-__all__ = ["check_exact", "check_pipeline", "check_tiles", "check_whole_loss"]
-
 
 def check_exact(
     plan: RunPlan,

@@ -18,8 +18,6 @@ from tilenet.training.setup.run_plan import RunPlan, Shape
 from tilenet.training.setup.sub_tiles import most_in_a_step, with_sub_tiles
 from tilenet.training.setup.tile_rule import tile_rule
 
-__all__ = ["plan_run", "tiled_sizes"]
-
 
 def plan_run(
     run: RunFile,

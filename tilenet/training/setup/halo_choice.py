@@ -9,8 +9,6 @@ from tilenet.training.setup.architecture import Architecture
 from tilenet.training.setup.decide import plan_run, tiled_sizes
 from tilenet.training.setup.run_plan import RunPlan, Shape
 
-__all__ = ["HaloChoice", "choose_halo_mode"]
-
 
 @dataclass(frozen=True)
 class HaloChoice:

@@ -12,8 +12,6 @@ from tilenet.planning.compatibility import needs_all_tiles
 from tilenet.planning.mesh import MeshShape
 from tilenet.storage.network_json import NetworkRecord
 
-__all__ = ["RunPlan", "Shape"]
-
 Shape = tuple[tuple[int, ...], tuple[int, int]]  # an image's bands; its height and width
 
 

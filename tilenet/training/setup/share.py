@@ -21,8 +21,6 @@ from tilenet.training.setup.architecture import Architecture
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["share_adopted", "share_architecture"]
-
 
 def share_architecture(
     keys: NetworkKeys,

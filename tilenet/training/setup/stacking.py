@@ -24,8 +24,6 @@ from tilenet.training.states import sharers_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["most_together", "stack_crops"]
-
 ENOUGH_PX = 1 << 21  # pixels of a batch that keep a GPU busy
 ROOM = 0.75  # share of free memory for maps, weights and states; the rest is for workspaces
 

@@ -9,8 +9,6 @@ from tilenet.planning.mesh import most_tiles
 from tilenet.planning.micro_batches import most_micro_batches
 from tilenet.training.setup.run_plan import RunPlan
 
-__all__ = ["most_in_a_step", "with_sub_tiles"]
-
 
 def most_in_a_step(plan: RunPlan, num_samples: int, size: tuple[int, int]) -> int:
     """Most micro-batches that a rank can have in a step on the tiles as they are."""

@@ -30,8 +30,6 @@ from tilenet.training.setup.run_plan import RunPlan
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Load", "SwapRequest", "decide_swaps", "device_bytes", "pipe_swaps"]
-
 GIB = 2**30
 RESERVE = 0.1  # share of a device that is left for workspaces and fragmentation
 

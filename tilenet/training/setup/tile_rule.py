@@ -8,8 +8,6 @@ from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.sweep import check_sweep
 
-__all__ = ["tile_rule"]
-
 
 def tile_rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
     """The halo rule of a run: own pixels and a halo, or own pixels alone if ranks exchange halos.
