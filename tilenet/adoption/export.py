@@ -22,7 +22,6 @@ from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from tilenet.adoption.calls import (
-    OPERATORS,
     WITHOUT_EFFECT,
     Arguments,
     Call,
@@ -45,6 +44,7 @@ from tilenet.adoption.cellwise import cellwise, from_map, to_map
 from tilenet.adoption.edges import settled
 from tilenet.adoption.laid import laid_on
 from tilenet.adoption.mapless import Mapless, compute_mapless
+from tilenet.adoption.operators import OPERATORS
 from tilenet.adoption.values import Value, maps_before
 from tilenet.errors import TilenetError
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tilenet.adoption.calls import OPERATORS as OPERATORS  # with the functions below
 from tilenet.adoption.calls import Call, Moved, Noise, Places, operator
 from tilenet.adoption.cells import Cells, Weight, applied, cells_of, numbers_of
 from tilenet.adoption.cellwise import reshaped, to_map
