@@ -49,6 +49,7 @@ def _run(options: Namespace) -> int:
     if not (options.script or options.submit):
         print("\n" + "\n".join(map(printable, _lines(placed, job))))
         return 0
+    _check_place(job)
     warnings = check_paths(job, submits=options.submit)
     write_aside(text.removesuffix("\n"), Path(job.file), "a script", executable=True)
     print(f"written: {printable(job.file)}", flush=True)
@@ -59,6 +60,17 @@ def _run(options: Namespace) -> int:
         return _submit(submission)
     print(f"submit it with: {printable(shlex.join(submission))}")
     return 0
+
+
+def _check_place(job: Job) -> None:
+    """Refuse a script in the place of a file that it names."""
+    files = [job.plan, job.run, job.image, job.packed, *job.stage]
+    if os.path.exists(job.file) and any(
+        file and os.path.exists(file) and os.path.samefile(file, job.file) for file in files
+    ):
+        raise TilenetError(
+            f"a script replaces none of the files that it names ({job.file}); give it another name"
+        )
 
 
 def _check_script(options: Namespace) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from tilenet.errors import TilenetError
@@ -21,7 +22,7 @@ from .steps import Outcome, Steps
 from .stop_signals import StopSignals
 
 AGAIN = -1  # in place of an exit code: the job comes again
-COPY = 'mkdir -p "$1" && cp -rp --parents "${@:2}" "$1"'  # on the nodes
+COPY = 'rm -rf "$1" && mkdir -p "$1" && cp -rp --parents "${@:2}" "$1"'  # on the nodes
 # Once per node and archive, also when two jobs of a user share a node or a job comes again
 UNPACK = """
 mkdir -p "${2%/*}" && exec 9>"$2.lock" && flock 9 && if [ ! -e "$2/.whole" ]; then
@@ -130,7 +131,9 @@ class _Job:
         os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
 
     def _copy(self) -> None:
-        self.steps.folder = f"{self._storage()}/tilenet"
+        # A folder of its own: patterns of images would find those of another job.
+        job = sha256(os.fsencode(self.output.resolve())).hexdigest()[:12]
+        self.steps.folder = f"{self._storage()}/tilenet-staged-{job}"
         copy = ["bash", "-c", COPY, "copy", self.steps.folder, *self.options.stage]
         if subprocess.run([*self.once_per_node, *copy], check=False).returncode:
             raise TilenetError(
@@ -144,12 +147,14 @@ class _Job:
         return ending(self.step("train", "ignore", train), self.stop, self.queue.preempted)
 
     def _map(self) -> int | None:
-        files = [str(self.output), self.options.image, str(self.output / "map.tif")]
+        # A job that only maps may be given another image than that of the map that is there.
+        name = "map.tif" if self.options.run else f"map-{Path(self.options.image).stem}.tif"
+        files = [str(self.output), self.options.image, str(self.output / name)]
         more = ["--plan", self.plan, "--overwrite", "--resume", *self.options.predict.split()]
         ended = self.step("predict", "take", [*self.program, "predict", *files, *more])
-        again = self.output / "map.again"
+        again = self.output / f"{name.removesuffix('.tif')}.again"
         if ended.result in ("stopped", "killed") and self.stop.requeue:
-            aside = self.output / ".map.tif.pieces.part"
+            aside = self.output / f".{name}.pieces.part"
             names = "*.raw", "sums-*.json", "compressed.json"
             pieces = [piece for name in names for piece in aside.glob(name)]
             if not (aside / "made_of.json").exists():  # a map that starts over

@@ -292,3 +292,12 @@ def test_what_is_of_unets_alone_is_refused(refusal: Any) -> None:
     said = refusal(main, 1, *OWN, *fixed, "--plot", "memory.png")
     assert "the bytes of levels are those of a U-Net (network: Residual" in said
     assert "only --nodes, -o and --json" in refusal(main, 2, *OWN, "--replan", "plan.json")
+
+
+@pytest.mark.parametrize(("scope", "said"), [("image", True), ("tile", False)])
+def test_a_plan_of_tiles_off_the_grid_says_that_train_refuses_it(
+    capsys: Capture, scope: str, said: bool
+) -> None:
+    asked = ["--preset", "small", "--base", "4", "--image", "512x640", "--grid", "2x2"]
+    found = printed(capsys, *asked, "--halo", "epsilon", "--norm-scope", scope)
+    assert ("train refuses this plan as it stands: tiles must lie on" in found) == said

@@ -14,6 +14,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -380,6 +381,20 @@ def test_files_are_copied_to_the_nodes_first(start: Start, tmp_path: Path) -> No
     job = Job(stage=("scene.tif", "tools/train"))
     code, output = ends(start("print(open('scene.tif').read())", name="summit", job=job))
     assert (code, output.count("scene.tif")) == (0, 2)
-    storage = tmp_path / "storage" / "me" / "tilenet"
+    (storage,) = (tmp_path / "storage" / "me").iterdir()
     assert log(tmp_path) == both("predict", storage) + both("train", storage)
     assert (storage / "tools" / "train").exists()
+    (storage / "of an earlier life.tif").touch()
+    assert ends(start("pass", name="summit", job=job))[0] == 0
+    assert not (storage / "of an earlier life.tif").exists()  # patterns of images would find it
+    other = replace(job, output="elsewhere")
+    assert ends(start("pass", name="summit", job=other))[0] == 0
+    assert len(list(storage.parent.iterdir())) == 2
+
+
+def test_a_map_of_another_image_has_a_name_of_its_own(start: Start, tmp_path: Path) -> None:
+    program = "open(os.environ['LOG'] + '.maps', 'a').write(sys.argv[4] + chr(10))"
+    assert ends(start("pass", program))[0] == 0
+    assert ends(start("pass", program, variables={"RUN": "", "IMAGE": "other.tif"}))[0] == 0
+    maps = (tmp_path / "log.maps").read_text().split()
+    assert sorted(map(os.path.basename, maps)) == ["map-other.tif"] * 2 + ["map.tif"] * 2

@@ -92,3 +92,13 @@ def test_errors_are_one_sentence(arguments: list[str], said: str, capsys: Captur
     assert error.count("\n") == 1
     assert error.startswith("tilenet: ")
     assert said in error
+
+
+@pytest.mark.parametrize("name", ["plan.json", "./plan.json", "my run.yaml", "scene.tif"])
+def test_a_script_replaces_no_file_that_it_names(folder: Path, capsys: Capture, name: str) -> None:
+    for path in ("my run.yaml", "scene.tif"):
+        (folder / path).write_text(path)
+    before = (folder / name).read_bytes()
+    assert main(["plan.json", "--run", "my run.yaml", "--script", name]) == 1
+    assert "a script replaces none of the files that it names" in capsys.readouterr().err
+    assert (folder / name).read_bytes() == before

@@ -252,3 +252,26 @@ def test_classes_of_one_name_are_refused() -> None:
     net, image = torch.nn.Conv2d(1, 2, 1), np.zeros((1, 9, 9), np.float32)
     with pytest.raises(tilenet.TilenetError, match="each class has a name of its own"):
         tilenet.predict(net, image, classes=["x", "x"])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "float32", "float64"])
+def test_masked_pixels_have_no_data(dtype: str) -> None:
+    """As rasterio reads with masked=True."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(4)
+    values, hidden = rng.integers(0, 9, (2, 20, 24)).astype(dtype), rng.random((20, 24)) < 0.3
+    net, mask = nn.Conv2d(2, 2, 3, padding=1), np.broadcast_to(hidden, values.shape)
+    found = tilenet.predict(net, np.ma.array(values, mask=mask), prove=False)
+    bare = np.where(hidden, np.nan, values.astype(np.float64))
+    assert np.array_equal(found == 255, hidden)
+    assert np.array_equal(found, tilenet.predict(net, bare, prove=False))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"output": "logit"}, {"output": "Classes"}, {"precision": "double"}, {"precision": "half"}],
+)
+def test_words_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    net, image = nn.Conv2d(1, 2, 1), np.zeros((1, 9, 9), np.float32)
+    with pytest.raises(tilenet.TilenetError, match=f"{next(iter(wrong))} is one of"):
+        tilenet.predict(net, image, **wrong)

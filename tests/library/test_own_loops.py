@@ -241,6 +241,8 @@ def test_a_step_that_is_not_whole_is_refused(scene: Path) -> None:
     step.add(found.sum(), 1)
     assert list(tiles) == []
     refused(lambda: list(step), "computed once")
+    refused(lambda: step.apply(optimizer), "thaw weights before the first step")
+    optimizer = torch.optim.SGD(step._means.local.parameters(), 0.1)
     step.apply(optimizer)
     refused(lambda: step.apply(optimizer), "applied twice")
 
@@ -310,3 +312,105 @@ def test_a_loop_does_not_go_on_from_spoilt_weights(scene: Path) -> None:
         job.load("kept", optimizer)
     with pytest.raises(tilenet.TilenetError, match="files must be whole"):
         tilenet.Run("kept").weights()
+
+
+def plainly(job: Any, local: Any, optimizer: Any, act: Any) -> list[float]:
+    losses = []
+    for step in job.steps(**SEEN):
+        act("begin", step.number)
+        for tile in step:
+            act("tile", step.number)
+            step.add(*sums(local(tile.image)[tile.own], tile.labels))
+            act("added", step.number)
+        losses.append(step.apply(optimizer))
+        act("applied", step.number)
+    return losses
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("when", ["begin", "applied"])
+def test_gradients_may_be_set_to_zero_where_torchs_loops_do(scene: Path, when: str) -> None:
+    losses = []
+    for own in (True, False):
+        job = tilenet.Job()
+        torch.manual_seed(3)
+        local = job.split(Net())
+        optimizer = torch.optim.SGD(local.parameters(), 0.05, momentum=0.9)
+
+        def act(now: str, _: int, optimizer: Any = optimizer, own: bool = own) -> None:
+            if own and now == when:
+                optimizer.zero_grad()
+
+        losses.append(plainly(job, local, optimizer, act))
+    assert losses[0] == losses[1]
+    assert losses[0][0] != losses[0][-1]
+
+
+def test_weights_that_are_fixed_in_the_loop_stay_and_others_are_refused(scene: Path) -> None:
+    job = tilenet.Job()
+    local = job.split(Net())
+    optimizer = torch.optim.AdamW(local.parameters(), 0.05)
+    first = next(iter(local.parameters()))
+    seen = []
+
+    def act(now: str, number: int) -> None:
+        if now == "applied":
+            first.requires_grad_(number != 0)
+            seen.append(first.detach().clone())
+            assert job.step == number + 1
+
+    plainly(job, local, optimizer, act)
+    assert not torch.equal(seen[0], seen[-1]) or len(seen) < 3
+    assert torch.equal(seen[0], seen[1])  # neither momentum nor decay moves it
+    other = torch.nn.Parameter(torch.ones(1))
+    for wrong in (
+        torch.optim.SGD([*local.parameters(), other], 0.1),
+        torch.optim.SGD(Net().parameters(), 0.1),
+        torch.optim.lr_scheduler.StepLR(optimizer, 1),
+    ):
+        job = tilenet.Job()
+        with pytest.raises(tilenet.TilenetError, match="optimizer"):
+            plainly(job, job.split(Net()), wrong, lambda *_: None)
+    net = Net()
+    frozen = next(net.parameters()).requires_grad_(False)
+    job = tilenet.Job()
+    local = job.split(net)
+    optimizer = torch.optim.SGD(local.parameters(), 0.1)
+
+    def thaw(now: str, number: int) -> None:
+        for weight in local.parameters():
+            weight.requires_grad_(True)
+
+    assert not frozen.requires_grad
+    with pytest.raises(tilenet.TilenetError, match="thaw weights before the first step"):
+        plainly(job, local, optimizer, thaw)
+
+
+@pytest.mark.parametrize("norm", [-1.0, 0.0, float("nan"), float("inf")])
+def test_a_length_is_above_0(scene: Path, norm: float) -> None:
+    job = tilenet.Job()
+    local = job.split(Net())
+    step = next(steps := job.steps(**SEEN))
+    for tile in step:
+        step.add(*sums(local(tile.image)[tile.own], tile.labels))
+    with pytest.raises(tilenet.TilenetError, match="clip_norm is a length above 0"):
+        step.apply(torch.optim.SGD(local.parameters(), 0.1), clip_norm=norm)
+    steps.close()
+
+
+def test_a_loop_in_evaluation_drops_nothing(scene: Path) -> None:
+    losses = {}
+    for mode in (True, False):
+        job = tilenet.Job()
+        torch.manual_seed(3)
+        net = Net()
+        local = job.split(nn.Sequential(net, nn.Dropout2d(0.5)) if mode is not None else net)
+        local.train(mode)
+        optimizer = torch.optim.SGD(local.parameters(), 0.0)
+        losses[mode] = plainly(job, local, optimizer, lambda *_: None)
+    assert losses[True] != losses[False]
+    job = tilenet.Job()
+    torch.manual_seed(3)
+    local = job.split(Net())
+    wanted = plainly(job, local, torch.optim.SGD(local.parameters(), 0.0), lambda *_: None)
+    assert np.allclose(losses[False], wanted, rtol=1e-6, atol=0)

@@ -370,7 +370,11 @@ def check_swaps(question: Question, auto: Plan) -> None:
     without = estimator.host_bytes(auto.layout, 0)
     assert auto.host_bytes - without == auto.ranks_per_node * auto.swaps.swapped_bytes
     assert auto.swap_overhead >= 0
-    assert auto.run_keys()["swap"] == "auto"
+    keys = auto.run_keys()
+    assert keys["swap"] == "auto"
+    # Or the run would take the memory that it finds for its limit, and swap other layers.
+    assert keys["swapping"] == {"device_gib": auto.question.limit_bytes / 2**30}
+    assert "swapping" not in replace(auto, layout=replace(auto.layout, swap=False)).run_keys()
 
 
 @pytest.mark.parametrize("seed", SWAP_SEEDS)

@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tilenet.errors import TilenetError
 from tilenet.parallel.swap.host_pool import FileSlabs
-from tilenet.parallel.swap.saved import SavedStorage
+from tilenet.parallel.swap.saved import SavedStorage, Watch
 from tilenet.parallel.swap.swap_in_forward import SwapInForward
 from tilenet.parallel.swap.swapper import Swapper
 from tilenet.parallel.swap.swapping import swapping
@@ -222,10 +222,10 @@ def test_a_swapper_that_told_storages_apart_by_address_would_be_wrong(tmp_path: 
     class ByAddress(Swapper):
         seen: dict[tuple[int, int], SavedStorage]
 
-        def _storage_of(self, tensor: Tensor) -> SavedStorage:
+        def _storage_of(self, tensor: Tensor, watch: Watch) -> SavedStorage:
             key = tensor.data_ptr(), tensor._version
             if key not in self.seen or not self.seen[key].numbers:
-                self.seen[key] = super()._storage_of(tensor)
+                self.seen[key] = super()._storage_of(tensor, watch)
             return self.seen[key]
 
     for kind in (Swapper, ByAddress):

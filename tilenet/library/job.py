@@ -141,17 +141,19 @@ class Job:
     def _steps(self, local: LocalNetwork, own: OwnData, stack: ExitStack) -> Iterator[OwnStep]:
         data, network = own.data, own.network.pipe.network
         gradients, running = local.gradients(self.comm), RunningStatistics(network, self.comm)
-        means = StepMeans(local, own, gradients, running, self.comm, self._meeting)
+        means = StepMeans(local, own, gradients, running, self.comm, self._meeting, self._count)
         first, ahead = self.step, own.run.read_ahead
         reads = stack.enter_context(data.work.reads(data.reader, first, data.last, ahead))
         for number in range(first, data.last):
             means.begin(number, slow=number == first)
-            network.train()
+            network.train(local.training)
             network.mask_key.step = number
             step = OwnStep(number, reads, len(data.work.micro_batches(number)), means)
             yield step
             step.check_applied()
-            self.step = number + 1
+
+    def _count(self, steps: int) -> None:
+        self.step = steps
 
     def predict(self, image: Any, out: str | os.PathLike[str] | None = None, **options: Any) -> Any:
         """Map an image with the current weights; arguments and result are those of

@@ -68,6 +68,7 @@ class StepMeans:
         running: The network's running statistics.
         comm: All ranks.
         meeting: Checks that all ranks are at the same call.
+        count: Called with the number of steps made, when one is applied.
     """
 
     local: LocalNetwork
@@ -76,6 +77,7 @@ class StepMeans:
     running: RunningStatistics
     comm: "MPI.Intracomm"
     meeting: Meeting
+    count: Callable[[int], None]
 
     def begin(self, number: int, *, slow: bool) -> None:
         """Prepare a step; `slow`: the watchdog waits longer."""
@@ -171,6 +173,7 @@ class OwnStep:
         for parts in self._places():
             device = pipe.devices[-1]
             uploaded = [replace(part, labels=upload(part.labels, device)) for part in parts]
+            means.gradients.restore()
             if self._last:
                 means.gradients.arm()
             with tf32_if_asked(means.local.adopted.precision):
@@ -198,6 +201,7 @@ class OwnStep:
         value = _checked(weight)
         check_summed(loss_sum)
         self._unadded = False
+        self._means.gradients.restore()
         if self._last:
             self._means.gradients.arm()
         with tf32_if_asked(self._means.local.adopted.precision):
@@ -222,8 +226,13 @@ class OwnStep:
         Raises:
             AgreedError: On all ranks: a rank has not added all of its tiles, or is at another step,
                 or the loss is not finite.
+            TilenetError: The optimizer holds other weights than those that the loop began with, or
+                `clip_norm` is no length.
         """
         self._check_done()
+        self._check_optimizer(optimizer)
+        if clip_norm is not None and not 0 < clip_norm < np.inf:
+            raise TilenetError(f"clip_norm is a length above 0 (clip_norm: {clip_norm})")
         self._means.meeting.at(f"step {self.number + 1}")
         self._applied = True
         self._means.gradients.finish()
@@ -233,6 +242,7 @@ class OwnStep:
         self._means.own.watchdog.rest()  # user code between steps may take any time
         loss, weight = map(float, sums)
         if not weight > 0:
+            self._means.count(self.number + 1)
             return 0.0
         if not np.isfinite(loss):
             raise AgreedError(
@@ -240,10 +250,27 @@ class OwnStep:
                 "rate, or look for extreme pixel values"
             )
         self._means.gradients.divide(weight)
+        self._means.gradients.keep()
         if clip_norm is not None:
             self._means.gradients.clip(clip_norm)
         optimizer.step()
+        self._means.count(self.number + 1)
         return loss / weight
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        groups = getattr(optimizer, "param_groups", None)
+        if not isinstance(optimizer, torch.optim.Optimizer) or groups is None:
+            raise TilenetError(
+                f"step.apply takes an optimizer ({type(optimizer).__name__} is none); let a "
+                "scheduler make its own step after it"
+            )
+        own = [weight for group in groups for weight in group["params"]]
+        if self._means.gradients.lacks([*own, *self._means.local.network.trained]):
+            raise TilenetError(
+                "a loop trains the weights of local.parameters() that required a gradient at its "
+                f"first step (step {self.number + 1}: the optimizer or the network holds others); "
+                "thaw weights before the first step, or begin with another Job"
+            )
 
     def check_applied(self) -> None:
         """Refuse a step that ended without an update.

@@ -184,6 +184,9 @@ def _refuse_for_checkpoints(options: dict[str, Any]) -> None:
 @contextmanager
 def _file_of(image: Any) -> Iterator[str]:
     """An array as an in-memory file of GDAL, which the raster readers open."""
+    if isinstance(image, np.ma.MaskedArray):  # as rasterio reads with masked=True
+        exact = np.float32 if np.can_cast(image.dtype, np.float32) else np.float64
+        image = np.ma.filled(image.astype(exact), np.nan)
     values = np.asarray(image)
     if values.ndim != 3 or 0 in values.shape or values.dtype.kind not in "uif":
         raise TilenetError(

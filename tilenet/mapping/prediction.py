@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from torch import nn
 
+from tilenet.choices import Precision
 from tilenet.errors import TilenetError
 from tilenet.mapping.mapper import Output
 from tilenet.mapping.turns import Turned
@@ -93,6 +95,15 @@ class Prediction:
                 "a map that may be interrupted is a file, of a network that a checkpoint holds "
                 "(resume: True); leave resume out, or save the network first"
             )
+        words = {
+            "output": (self.output, get_args(Output)),
+            "precision": (self.precision, get_args(Precision)),
+        }
+        for name, (word, known) in words.items():
+            if word is not None and word not in known:
+                raise TilenetError(
+                    f"{name} is one of {', '.join(known)} ({name}: {word!r}); name one of these"
+                )
         if self.partitions < 1:
             raise TilenetError(
                 f"a network has at least one partition (partitions: {self.partitions}); leave "

@@ -234,3 +234,13 @@ def batch_obstacle(
             "or group, or network.norm_scope: tile (approximate)"
         )
     return None
+
+
+def off_grid(layers: tuple[Layer, ...], halo: int | str) -> str | None:
+    """Why a network cannot be trained on tiles off its grid, as a halo of ε has; None: it can."""
+    if not whole_image(layers):
+        return None
+    return (
+        f"tiles must lie on the network's grid for statistics over whole images (halo: {halo}, "
+        "network.norm_scope: image); use halo: exact, or network.norm_scope: tile"
+    )

@@ -7,7 +7,7 @@ from math import prod
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.halo_rule import halo_rule
-from tilenet.planning.compatibility import obstacle, whole_image
+from tilenet.planning.compatibility import obstacle, off_grid, whole_image
 from tilenet.planning.halo_modes import plan_modes
 from tilenet.planning.kept_maps import kept_cells
 from tilenet.planning.maps.choose import choose_map
@@ -48,6 +48,11 @@ def _notes(plan: Plan) -> tuple[str, ...]:
             f"({context.halo_px} px), so the result depends on the tiles."
         )
     reason = obstacle(layers, plan.layout.grid, plan.mesh, plan.halo_mode)
+    if plan.halo_mode == "overlap" and not reason:
+        rule = halo_rule(question.halo, layers, question.epsilon_px)
+        reason = (
+            off_grid(layers, question.halo) if rule.alignment_px != context.alignment_px else None
+        )
     if reason:
         notes.append(f"train refuses this plan as it stands: {reason}.")
     notes += _idle(plan)

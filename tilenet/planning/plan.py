@@ -298,6 +298,12 @@ class Plan:
             "checkpointing": self.layout.checkpointing,
             "pipeline": self.layout.pipeline,
             "swap": self.question.swap if self.layout.swap else "off",
+            # Or the run would plan with all of the device that it finds.
+            **(
+                {"swapping": {"device_gib": self.question.limit_bytes / 2**30}}
+                if self.layout.swap
+                else {}
+            ),
             "batch_size": self.question.batch_size,
             "precision": self.question.precision,
         }

@@ -18,7 +18,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -150,6 +150,31 @@ class GradientSum:
             flat.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
+
+    def restore(self) -> None:
+        """Make gradients `.grad` again where a program replaced them; None counts as zeros.
+
+        Parameters that are fixed now have none, so that no optimizer moves them.
+        """
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if not parameter.requires_grad:
+                parameter.grad = None
+            elif parameter.grad is not view:
+                if parameter.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(parameter.grad)
+                parameter.grad = view
+
+    def keep(self) -> None:
+        """Have optimizers see the sums, whatever a program made of `.grad` since backward."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view if parameter.requires_grad else None
+
+    def lacks(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether a gradient is wanted of a parameter that is not summed."""
+        summed = set(map(id, self._parameters))
+        return any(p.requires_grad and id(p) not in summed for p in parameters)
 
     def divide(self, divisor: float) -> None:
         """Divide in place all gradients with which this rank updates weights."""

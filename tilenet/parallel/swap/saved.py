@@ -14,14 +14,27 @@ class Watch:
 
     Args:
         tensor: Its memory is not held.
+
+    Attributes:
+        expected: The version.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._expected = tensor._version
+        self.expected = tensor._version
         self._shape = list(tensor.shape)
         # Shares the count of versions, as all detached tensors do; then its bytes are let go.
         self._counter = tensor.detach()
         self._counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+
+    def counts_with(self, other: "Watch") -> bool:
+        """Whether tensors have one count of versions, which says when either is written over.
+
+        Parts of `torch.unsafe_chunk`, as of a GRU's gates, have one each on one storage.
+        """
+        before = other._counter._version
+        with torch.autograd._unsafe_preserve_version_counter(self._counter):  # type: ignore[attr-defined]
+            self._counter.zero_()
+            return bool(other._counter._version != before)
 
     def check(self) -> None:
         """Check that the tensor was not written over.
@@ -29,7 +42,7 @@ class Watch:
         Raises:
             RuntimeError: It was; in autograd's words.
         """
-        _check(self._counter, self._expected, self._shape)
+        _check(self._counter, self.expected, self._shape)
 
 
 class KeptTensor:
@@ -63,7 +76,7 @@ class SavedStorage:
 
     Attributes:
         num_bytes: Size of the storage.
-        version: Version of the tensors that it was saved for.
+        watch: Watch on the first tensor that it was saved for; others have that version too.
         device: The device of the tensors.
         here: The storage on that device, while the swapper keeps it there.
         known: The latest storage object, which code outside may keep alive.
@@ -72,8 +85,8 @@ class SavedStorage:
         numbers: Numbers of the tensors on it that autograd holds, in ascending order.
     """
 
-    def __init__(self, storage: torch.UntypedStorage, version: int, device: torch.device) -> None:
-        self.num_bytes, self.version, self.device = storage.nbytes(), version, device
+    def __init__(self, storage: torch.UntypedStorage, watch: Watch, device: torch.device) -> None:
+        self.num_bytes, self.watch, self.device = storage.nbytes(), watch, device
         self.here: torch.UntypedStorage | None = storage
         self.known = weakref.ref(storage)
         self.copy: HostCopy | None = None

@@ -62,7 +62,7 @@ class Swapper:
         self._lock = threading.Lock()
         self._learned = LearnedOrder()
         self._here, self._out = SavedOrder(), SavedOrder()
-        self._known: Any = WeakIdKeyDictionary()  # storage -> version -> SavedStorage
+        self._known: Any = WeakIdKeyDictionary()  # storage -> its SavedStorages
         self._freed: deque[tuple[SavedStorage, int]] = deque()
 
     def pack(self, tensor: Tensor) -> KeptTensor | SavedTensor:
@@ -78,7 +78,7 @@ class Swapper:
             with self._locked():
                 if not len(self._here) + len(self._out):
                     self._learned.end_step()
-                storage = self._storage_of(tensor)
+                storage = self._storage_of(tensor, watch)
                 number = self._learned.number(storage.num_bytes)
                 self._number(storage, number)
                 saved = SavedTensor(tensor, watch, storage, number, self._free)
@@ -94,8 +94,8 @@ class Swapper:
         """
         if isinstance(saved, KeptTensor):
             return saved.get()
-        saved.watch.check()
         with torch.no_grad(), self._locked():
+            saved.watch.check()  # not while `counts_with` changes it
             self._learned.need(saved.number)
             tensor = saved.on(self._fetch(saved.storage))
             if saved.storage.arrival is not None:
@@ -114,6 +114,7 @@ class Swapper:
         # Subclasses (fake tensors among them) know more than their bytes, and so do the bits of
         # lazy conjugation and negation.
         plain = type(tensor) is Tensor and tensor.layout is torch.strided
+        plain = plain and not tensor._is_zerotensor()  # of forward-mode gradients: without memory
         if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             return False
         num_bytes, base = tensor.untyped_storage().nbytes(), tensor._base
@@ -161,18 +162,19 @@ class Swapper:
                 self.copies.release(storage.copy)
             known = storage.known()
             if known is not None and known in self._known:
-                self._known[known].pop(storage.version, None)
+                self._known[known].remove(storage)
         if self._closing and not len(self._here) + len(self._out):
             self.copies.close()
 
-    def _storage_of(self, tensor: Tensor) -> SavedStorage:
+    def _storage_of(self, tensor: Tensor, watch: Watch) -> SavedStorage:
         storage = tensor.untyped_storage()
-        versions = self._known.setdefault(storage, {})
-        if tensor._version not in versions:
-            versions[tensor._version] = SavedStorage(storage, tensor._version, tensor.device)
-            self.statistics.active_bytes += storage.nbytes()
-        saved: SavedStorage = versions[tensor._version]
-        return saved
+        known: list[SavedStorage] = self._known.setdefault(storage, [])
+        for saved in known:
+            if saved.watch.expected == watch.expected and saved.watch.counts_with(watch):
+                return saved
+        known.append(SavedStorage(storage, watch, tensor.device))
+        self.statistics.active_bytes += storage.nbytes()
+        return known[-1]
 
     def _number(self, storage: SavedStorage, number: int) -> None:
         order = self._here if storage.here is not None else self._out

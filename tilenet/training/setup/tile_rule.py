@@ -2,7 +2,7 @@
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo_rule import HaloRule, halo_rule
-from tilenet.planning.compatibility import whole_image
+from tilenet.planning.compatibility import off_grid
 from tilenet.planning.mesh import MeshShape
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.config.run_file import RunFile
@@ -31,9 +31,6 @@ def tile_rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
             )
         return halo_rule(halo, record.layers, exchanged=True)
     rule = halo_rule(halo, record.layers, record.epsilon_px)
-    if rule.alignment_px != context.alignment_px and whole_image(record.layers):
-        raise TilenetError(
-            f"tiles must lie on the network's grid for statistics over whole images (halo: "
-            f"{halo}, network.norm_scope: image); use halo: exact, or network.norm_scope: tile"
-        )
+    if rule.alignment_px != context.alignment_px and (why := off_grid(record.layers, halo)):
+        raise TilenetError(why)
     return rule
