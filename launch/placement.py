@@ -131,8 +131,17 @@ def _most_per_node(job: PlannedJob, machine: Machine) -> int:
             f"{machine.name}"
         )
     most = machine.devices_per_node // job.partitions
-    # the planner may have been told of fewer devices; elsewhere its limit says nothing
-    return min(most, job.ranks_per_node) if job.machine == machine.name else most
+    # the planner may have been told of fewer devices, and says itself what memory lacks; elsewhere
+    # its limit says nothing
+    if job.machine == machine.name:
+        return min(most, job.ranks_per_node)
+    if job.host_bytes > machine.rank_bytes:
+        raise TilenetError(
+            f"a node must hold what the plan predicts for a rank ({job.host_bytes / GIB:.1f} GiB, "
+            f"of {machine.name}: {machine.rank_bytes / GIB:.1f} GiB); plan with --machine "
+            f"{machine.name}"
+        )
+    return min(most, machine.rank_bytes // max(job.host_bytes, 1))
 
 
 def _check_launcher(placed: Placement, most: int) -> None:

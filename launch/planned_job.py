@@ -16,6 +16,7 @@ class PlannedJob:
         ranks_per_node: Most ranks that share a node, on the machine that was planned for.
         machine: Name of that machine.
         device_bytes: Predicted peak of the fullest device.
+        host_bytes: Predicted peak of a rank's share of its node's memory.
     """
 
     mesh: tuple[int, int, int]
@@ -23,6 +24,7 @@ class PlannedJob:
     ranks_per_node: int
     machine: str
     device_bytes: int
+    host_bytes: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -43,4 +45,5 @@ def read_job(path: Path) -> PlannedJob:
         ranks_per_node=plan.ranks_per_node,
         machine=plan.question.machine.name,
         device_bytes=plan.device_bytes,
+        host_bytes=plan.host_bytes // plan.ranks_per_node,
     )

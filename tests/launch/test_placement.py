@@ -167,3 +167,14 @@ def test_what_is_no_plan_is_refused(plan: Path, tmp_path: Path) -> None:
     plan.write_text('{"tilenet_plan": 1, "run": {"balance": [1], "partitions": 1}}')
     with pytest.raises(TilenetError, match="must be a plan"):
         read_job(plan)
+
+
+def test_no_more_ranks_share_another_machines_node_than_its_memory_holds() -> None:
+    facts = machine("perlmutter")
+    job = PlannedJob((1, 4, 4), 1, 4, "jupiter", 1)
+    assert place(job, facts).ranks_per_node == 4
+    half = facts.rank_bytes // 2
+    assert place(replace(job, host_bytes=half), facts).ranks_per_node == 2
+    assert place(replace(job, host_bytes=half, machine="perlmutter"), facts).ranks_per_node == 4
+    with pytest.raises(TilenetError, match="a node must hold what the plan predicts for a rank"):
+        place(replace(job, host_bytes=2 * half + 2), facts)

@@ -275,3 +275,30 @@ def test_words_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
     net, image = nn.Conv2d(1, 2, 1), np.zeros((1, 9, 9), np.float32)
     with pytest.raises(tilenet.TilenetError, match=f"{next(iter(wrong))} is one of"):
         tilenet.predict(net, image, **wrong)
+
+
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("hook", ["on_step", "on_validation"])
+def test_what_a_callback_raises_ends_the_run_on_all_ranks(scene: Path, hook: str) -> None:
+    """In a loop of its own a program may stop early so."""
+    comm, said = MPI.COMM_WORLD, []
+
+    def enough(row: Any) -> None:
+        said.append(row["step"])
+        raise StopIteration("enough")
+
+    kinds = StopIteration if comm.rank == 0 else tilenet.TilenetError
+    keys = {**KEYS, "steps": 6, "validation": {"share": 0.3, "block_px": 16, "every": 2}}
+    with pytest.raises(kinds, match="enough"):
+        tilenet.train(Net(), output=scene / "a", **{hook: enough}, **keys)
+    assert len(said) == (comm.rank == 0)
+    if comm.size > 1:
+        assert (scene / "a" / "last").is_symlink()
+
+
+def test_training_leaves_a_programs_random_numbers_alone(scene: Path) -> None:
+    torch.manual_seed(4)
+    wanted = torch.rand(3)
+    torch.manual_seed(4)
+    tilenet.train(output=scene / "a", network={"poolings": 2, "base": 4}, **KEYS)
+    assert torch.equal(torch.rand(3), wanted)

@@ -414,3 +414,49 @@ def test_a_loop_in_evaluation_drops_nothing(scene: Path) -> None:
     local = job.split(Net())
     wanted = plainly(job, local, torch.optim.SGD(local.parameters(), 0.0), lambda *_: None)
     assert np.allclose(losses[False], wanted, rtol=1e-6, atol=0)
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "amsgrad": lambda weights: torch.optim.AdamW(weights, 0.01, amsgrad=True),
+    "NAdam": lambda weights: torch.optim.NAdam(weights, 0.01),
+    "RMSprop": lambda weights: torch.optim.RMSprop(weights, 0.01),
+    "Adagrad": lambda weights: torch.optim.Adagrad(weights, 0.01),
+    "SGD": lambda weights: torch.optim.SGD(weights, 0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_loop_goes_on_with_the_states_of_its_own_optimizer(scene: Path, name: str) -> None:
+    def begun() -> tuple[Any, Any, Any]:
+        job = tilenet.Job()
+        torch.manual_seed(3)
+        local = job.split(Net().double())
+        return job, local, OPTIMIZERS[name](local.parameters())
+
+    job, local, optimizer = begun()
+    wanted = loop(local, optimizer, job.steps(**{**SEEN, "steps": 4}))
+    job, local, optimizer = begun()
+    first = loop(local, optimizer, job.steps(**{**SEEN, "steps": 2}))
+    job.save("kept", optimizer)
+    job, local, optimizer = begun()
+    assert job.load("kept", optimizer) == 2
+    assert first + loop(local, optimizer, job.steps(**{**SEEN, "steps": 4})) == wanted
+    other = torch.optim.Adam(local.parameters(), 0.01)
+    with pytest.raises(tilenet.TilenetError, match="with the states of one of its kind"):
+        job.load("kept", other)
+    job.save("bare")
+    with pytest.raises(tilenet.TilenetError, match="saved without an optimizer"):
+        job.load("bare", optimizer)
+    assert job.load("bare") == 4
+
+
+def test_a_job_makes_one_step_at_a_time(scene: Path) -> None:
+    job = tilenet.Job()
+    job.split(Net())
+    first = job.steps(**SEEN)
+    next(first)
+    with pytest.raises(tilenet.TilenetError, match="one step at a time"):
+        next(job.steps(**SEEN))
+    first.close()
+    next(second := job.steps(**SEEN))
+    second.close()

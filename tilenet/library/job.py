@@ -59,6 +59,7 @@ class Job:
         self.rank, self.size, self.step = self.comm.rank, self.comm.size, 0
         self._local: LocalNetwork | None = None
         self._record: NetworkRecord | None = None
+        self._looping = False
         self._meeting = Meeting(self.comm)
 
     def split(
@@ -121,6 +122,11 @@ class Job:
         """
         local = self._network_for("steps")
         self._meeting.at("steps")
+        if self._looping:
+            raise TilenetError(
+                "a job makes one step at a time (steps: begun before the loop before ended); end "
+                "that loop, or take a Job for each"
+            )
         keys |= {"images": images, "labels": labels}
         keys = {name: value for name, value in keys.items() if value is not None}
         with ExitStack() as stack:
@@ -132,9 +138,11 @@ class Job:
                 say(str(own.choice))
             pipe = own.network.pipe
             local.use_pipe(pipe if isinstance(pipe, Pipe) else None)
+            self._looping = True
             try:
                 yield from self._steps(local, own, stack)
             finally:
+                self._looping = False
                 local.use_pipe(None)
             own.network.close()
 

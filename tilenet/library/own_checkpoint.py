@@ -19,6 +19,8 @@ from tilenet.storage.checksums import wrong_file
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.states import fill_optimizer, optimizer_tensors
 
+OPTIMIZER = "optimizer"  # in progress.json: the class whose states are saved
+
 
 def save(
     folder: Path,
@@ -37,7 +39,9 @@ def save(
         TilenetError: The folder cannot be written.
     """
     state = {} if optimizer is None else optimizer_tensors(local.network, optimizer)
-    save_checkpoint(folder, step, Checkpoint(local.module_state(), record.to_json(), state))
+    progress = {OPTIMIZER: None if optimizer is None else type(optimizer).__name__}
+    content = Checkpoint(local.module_state(), record.to_json(), state, progress)
+    save_checkpoint(folder, step, content)
 
 
 def load(
@@ -60,8 +64,17 @@ def load(
         )
     weights = load_tensors(checkpoint / "weights.safetensors")
     load_weights(local.network, weights, str(checkpoint), local.adopted.names)
+    progress = load_json(checkpoint / "progress.json")
     if optimizer is not None:
+        own = type(optimizer).__name__
+        if (saved := progress.get(OPTIMIZER, own)) != own:  # older checkpoints do not say
+            raise TilenetError(
+                f"an optimizer goes on with the states of one of its kind ({checkpoint}: "
+                f"{saved or 'saved without an optimizer'}, here: {own}); load without an optimizer "
+                "to begin with fresh states"
+            )
+        optimizer.state.clear()
         state = load_tensors(checkpoint / "state.safetensors")
         fill_optimizer(local.network, optimizer, state, str(checkpoint))
     record = NetworkRecord.from_json(load_json(checkpoint / "network.json"))
-    return int(load_json(checkpoint / "progress.json")["step"]), record
+    return int(progress["step"]), record

@@ -81,7 +81,8 @@ def build_network(
     mask_key = MaskKey(seed=seed)
     modules = []
     for index, layer in enumerate(layers):
-        module = build_layer(layer, index, mask_key, in_place=in_place(layers, index))
+        with torch.random.fork_rng(devices=[]):  # torch draws weights too, which are not kept
+            module = build_layer(layer, index, mask_key, in_place=in_place(layers, index))
         _draw_weights(module, key(seed, "weights", index))
         modules.append(module.to(device=device, dtype=dtype))
         layer_done()

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from tilenet.errors import AgreedError
+from tilenet.errors import AgreedError, one_line
 from tilenet.model.loss import Loss
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.trace import TraceRecorder
@@ -48,6 +48,7 @@ class Loop:
         self.plan, self.loss, self.validation, self.folder = network.plan, loss, validation, folder
         self.watchdog, self.stop, self.comm = control.watchdog, control.stop, control.comm
         self.account = RunAccount()
+        self.log: RunLog | None = None
         steps, devices = run.profile.numbers, network.pipe.devices
         self.trace = TraceRecorder(folder.path, steps, devices, write=self.comm.rank == 0)
 
@@ -75,7 +76,7 @@ class Loop:
                 shares,
                 self.update.average,
             )
-        step, log = self._step(), None
+        step = self._step()
         if comm.rank == 0:
             announce(
                 self.plan,
@@ -92,9 +93,9 @@ class Loop:
             with self.network.swapping():
                 # Only now: other ranks may read files that it deletes, and none refuses any more.
                 with agreed(comm):
-                    log = self._begin(first, callbacks)
+                    self.log = self._begin(first, callbacks)
                 try:
-                    finished = self._steps(step, first, log)
+                    finished = self._steps(step, first, self.log)
                 finally:
                     self.folder.close()
             self.account.say_swaps(comm)
@@ -102,9 +103,10 @@ class Loop:
             self._close(step)  # collective: an AgreedError brings all ranks here
             raise
         finally:
-            if log:
-                log.close()
+            if self.log:
+                self.log.close()
         self._close(step)
+        self._check_callbacks()
         self.watchdog.arm("the report", SLOW)
         self.account.write(self.folder.path, first, comm)
         return finished
@@ -194,12 +196,27 @@ class Loop:
         self.account.add(result)
         if log:
             log.step(step, result)
+            if log.raised is not None and self.comm.size == 1:
+                raise log.raised
         pixels = sum(prod(sample.size) for sample in self.data.schedule.samples(step - 1))
         return {"loss": f"{result.loss:.4f}", "Mpx/s": f"{pixels / result.seconds / 1e6:.3g}"}
 
     def _ends(self) -> bool:
-        """Whether this rank asks to stop: after a signal, or a checkpoint that failed."""
-        return self.stop.requested or self.folder.failed
+        """Whether this rank asks to stop: after a signal, or what failed or was raised aside."""
+        raised = self.log is not None and self.log.raised is not None
+        return self.stop.requested or self.folder.failed or raised
+
+    def _check_callbacks(self) -> None:
+        """Raise on all ranks what a callback raised on rank 0. Collective."""
+        error = None if self.log is None else self.log.raised
+        text = self.comm.bcast(error and f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        if text is not None:
+            raise AgreedError(
+                f"a callback raised an error on rank 0 ({one_line(text)}), which ended the run "
+                "after its next step; the checkpoint is whole: resume=True goes on"
+            )
 
     def _save(self, step: int, log: RunLog | None, *, best: bool = False) -> None:
         self.watchdog.arm(f"the checkpoint of step {step}", SLOW)

@@ -3,6 +3,7 @@
 They are checked before a run continues with them.
 """
 
+import inspect
 from collections.abc import Mapping
 
 import torch
@@ -52,14 +53,12 @@ def check_state(
     Raises:
         TilenetError: The error names the first of them.
     """
-    keys_of = {torch.optim.AdamW: ADAMW, torch.optim.Adam: ADAMW, torch.optim.SGD: SGD}
-    keys_of |= {EagerAdamW: ADAMW, EagerSGD: SGD}
-    expected = keys_of.get(type(optimizer), frozenset(state))
-    wrong = sorted(expected ^ set(state)) or [
+    expected = _shapes_of_states(optimizer, parameter) or {k: v.shape for k, v in state.items()}
+    wrong = sorted(set(expected) ^ set(state)) or [
         key
         for key, value in sorted(state.items())
         if not value.is_floating_point()
-        or (value.numel() != 1 if key == "step" else value.shape != parameter.shape)
+        or (value.numel() != 1 if key == "step" else value.shape != expected[key])
         or not value.double().isfinite().all()
     ]
     if wrong:
@@ -68,6 +67,28 @@ def check_state(
             f"({source}: {wrong[0]} of {name} is missing, unknown or of another shape); use "
             "another checkpoint"
         )
+
+
+def _shapes_of_states(
+    optimizer: torch.optim.Optimizer, parameter: Tensor
+) -> dict[str, torch.Size] | None:
+    """Shapes of what an optimizer keeps of a parameter, by name; None: it cannot be tried."""
+    known = {torch.optim.AdamW: ADAMW, torch.optim.Adam: ADAMW, torch.optim.SGD: SGD}
+    known |= {EagerAdamW: ADAMW, EagerSGD: SGD}
+    if type(optimizer) in known and not optimizer.defaults.get("amsgrad"):
+        return dict.fromkeys(known[type(optimizer)], parameter.shape)
+    trial = torch.nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+    trial.grad = torch.zeros_like(trial)
+    names = inspect.signature(type(optimizer)).parameters
+    try:
+        again = type(optimizer)(
+            [trial], **{key: value for key, value in optimizer.defaults.items() if key in names}
+        )
+        again.step()
+    except Exception:  # a program's own optimizer may need more
+        return None
+    kept = again.state[trial].items()
+    return {key: value.shape for key, value in kept if isinstance(value, Tensor)}
 
 
 def optimizer_tensors(
@@ -168,9 +189,10 @@ def fill_optimizer(
             on_host = set() if optimizer.defaults.get("fused") else {COUNT}
             for part, own in _own_parts(parameter, shares):
                 optimizer.state[own] = {
-                    key: _of_part(value, key, part)
+                    # Numbers of the parameter are whole on each rank, as COUNT is.
+                    key: (_of_part(value, key, part) if value.shape == parameter.shape else value)
                     .to("cpu" if key in on_host else parameter.device, copy=True)
-                    .view(value.shape if key == COUNT else own.shape)
+                    .view(own.shape if value.shape == parameter.shape else value.shape)
                     for key, value in own_state.items()
                 }
 

@@ -72,6 +72,7 @@ class RunLog:
         task: str = "classification",
     ) -> None:
         self.callbacks = callbacks
+        self.raised: Exception | None = None  # by a callback
         self._scores = VALUE_SCORES if task == "regression" else SCORES
         self.folder, self.names, self._score = folder, names, score
         history, validation, confusion = (folder / name for name in TABLES)
@@ -115,9 +116,17 @@ class RunLog:
             result.peak_bytes,
         )
         self.history.add(step, *row)
-        self.callbacks.on_step(dict(zip(COLUMNS, (step, *row), strict=True)))
+        self._call(self.callbacks.on_step, dict(zip(COLUMNS, (step, *row), strict=True)))
         if self.scalars:
             self.scalars.add(step, {"loss": result.loss, "learning_rate": result.rate})
+
+    def _call(self, callback: RowCallback, row: Mapping[str, float | None]) -> None:
+        """Call it, unless one has raised; its error ends the run on all ranks, not here alone."""
+        if self.raised is None:
+            try:
+                callback(row)
+            except Exception as error:  # a program's own
+                self.raised = error
 
     def validation(self, step: int, result: Validated | ValidatedNumbers, *, best: bool) -> None:
         """Add rows for a validation, and print its scores."""
@@ -140,7 +149,7 @@ class RunLog:
         loss = None if isnan(result.loss) else result.loss
         row = (loss, all_scores["num_pixels"], *means, result.seconds, *classes)
         self.validations.add(step, *row)
-        self.callbacks.on_validation(dict(zip(self.columns, (step, *row), strict=True)))
+        self._call(self.callbacks.on_validation, dict(zip(self.columns, (step, *row), strict=True)))
         say(self._sentence(step, result, best=best))
         if self.scalars:
             scalars = {"loss": loss, **dict(zip(SCORES, means, strict=True))}
@@ -154,7 +163,7 @@ class RunLog:
         loss, *means = scores.values()
         row = (loss, result.scores["num_pixels"], *means, result.seconds)
         table.add(step, *row)
-        self.callbacks.on_validation(dict(zip(self.columns, (step, *row), strict=True)))
+        self._call(self.callbacks.on_validation, dict(zip(self.columns, (step, *row), strict=True)))
         texts = (
             f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in scores.items()
         )
