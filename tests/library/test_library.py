@@ -302,3 +302,19 @@ def test_training_leaves_a_programs_random_numbers_alone(scene: Path) -> None:
     torch.manual_seed(4)
     tilenet.train(output=scene / "a", network={"poolings": 2, "base": 4}, **KEYS)
     assert torch.equal(torch.rand(3), wanted)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
+def test_a_module_maps_in_the_precision_that_is_asked_for(
+    kind: torch.dtype, precision: str
+) -> None:
+    torch.manual_seed(0)
+    net, rng = nn.Conv2d(2, 2, 3, padding=1).to(kind), np.random.default_rng(5)
+    image = rng.normal(0, 1, (2, 20, 24))
+    found = tilenet.predict(net, image, output="logits", precision=precision, prove=False)
+    with torch.no_grad():
+        wanted = net.double()(torch.from_numpy(image)[None])[0].numpy()
+    assert found.dtype == (np.float64 if precision == "float64" else np.float32)
+    rounding = {"float32": 1e-6, "float64": 1e-12, "bfloat16": 3e-2}[precision]
+    assert np.abs(found - wanted).max() < rounding * np.abs(wanted).max()

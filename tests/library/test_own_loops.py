@@ -1,5 +1,6 @@
 """A loop of one's own makes the run of `tilenet.train`, bit for bit, and refuses what would not."""
 
+import copy
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -460,3 +461,22 @@ def test_a_job_makes_one_step_at_a_time(scene: Path) -> None:
     first.close()
     next(second := job.steps(**SEEN))
     second.close()
+
+
+def test_averages_of_the_weights_may_be_copies_made_in_the_loop(scene: Path) -> None:
+    job = tilenet.Job()
+    torch.manual_seed(3)
+    local = job.split(Net())
+    optimizer = torch.optim.SGD(local.parameters(), 0.05)
+    copies = []
+
+    def act(now: str, _: int) -> None:
+        if now == "applied":
+            copies.append(copy.deepcopy(local))
+
+    plainly(job, local, optimizer, act)
+    assert len(copies) == 3
+    wanted = [weight.detach() for weight in local.parameters()]
+    found = [weight.detach() for weight in copies[-1].parameters()]
+    assert all(map(torch.equal, found, wanted))
+    assert not all(map(torch.equal, (w.detach() for w in copies[0].parameters()), wanted))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tilenet import swapping
+from tilenet import TilenetError, swapping
 
 
 class Chunked(nn.Module):
@@ -70,3 +70,9 @@ def test_forward_mode_gradients_stay_where_they_are() -> None:
     with swapping(linear, min_bytes=1):
         found = torch.func.jvp(linear, (x,), (x,))
     assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("models", [nn.ModuleList([nn.Linear(2, 2)]), nn.ModuleDict(), []])
+def test_what_is_never_called_is_refused(models: Any) -> None:
+    with pytest.raises(TilenetError, match="one with a forward"), swapping(models):
+        pass

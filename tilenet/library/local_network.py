@@ -54,6 +54,10 @@ class LocalNetwork(nn.Module):
             output: Tensor = self._pipe([image], [self._origin])[0]
         return output
 
+    def __getstate__(self) -> dict[str, object]:
+        """What copies have, as for averages of the weights: not the loop that it is in."""
+        return self.__dict__ | {"_pipe": None, "_origin": None, "_sum": None}
+
     def copy_for_maps(self) -> Network:
         """A copy on the CPU: mapping fixes norms and moves layers, which training must not see."""
         network = network_to_fill(self.adopted.layers, parameter_dtype(self.adopted.precision))

@@ -172,7 +172,8 @@ def _choose_output(output: Output | None, record: NetworkRecord, folder: Path) -
 def _open_network(prediction: Prediction, folder: Path) -> tuple[NetworkRecord, Network]:
     """The record of the network to map with, and the network with its weights."""
     if isinstance(prediction.network, UnsavedNetwork):
-        return prediction.network.record, prediction.network.network
+        record, network = prediction.network.record, prediction.network.network
+        return record, network.to(parameter_dtype(prediction.precision or record.precision))
     return load_network(folder, prediction.precision, prediction.module)
 
 

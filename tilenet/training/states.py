@@ -87,8 +87,8 @@ def _shapes_of_states(
         again.step()
     except Exception:  # a program's own optimizer may need more
         return None
-    kept = again.state[trial].items()
-    return {key: value.shape for key, value in kept if isinstance(value, Tensor)}
+    state = again.state[trial].items()
+    return {key: value.shape for key, value in state if isinstance(value, Tensor)}
 
 
 def optimizer_tensors(

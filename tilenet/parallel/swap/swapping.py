@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from tilenet.errors import TilenetError
 from tilenet.parallel.swap.host_pool import open_slabs
 from tilenet.parallel.swap.statistics import SwapStatistics
 from tilenet.parallel.swap.swap_in_forward import SwapInForward
@@ -49,9 +50,17 @@ def swapping(
         What happened so far.
 
     Raises:
-        TilenetError: The folder is not writable; in forward: there is no room.
+        TilenetError: The folder is not writable, or a module has no forward; in forward: there is
+            no room.
     """
     models = [model] if isinstance(model, nn.Module) else list(model)
+    bare = [m for m in models if type(m).forward is nn.Module.forward and "forward" not in vars(m)]
+    if bare or not models:
+        name = type(bare[0]).__name__ if bare else "none"
+        raise TilenetError(
+            f"what modules save in forward is swapped, so there is one with a forward (given: "
+            f"{name}); give the module that is called"
+        )
     slabs = open_slabs(swap_dir, host_limit_bytes, pinned=torch.accelerator.is_available())
     swapper = Swapper(limit_bytes, min_bytes, lookahead, slabs)
     try:
