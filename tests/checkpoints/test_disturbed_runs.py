@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from checkpointed_run import assert_same, rows, train
+from safetensors.torch import load_file
 
 from tilenet.errors import AgreedError
 from tilenet.geometry.layers import Cellwise, Conv
@@ -220,3 +222,33 @@ def test_weights_that_are_fixed_from_now_on_make_no_other_network() -> None:
     for weights, same in ((fixed, True), (other, False)):
         planned = replace(record, layers=(layers[0], replace(layers[1], weights=weights)))
         assert record.same_network(planned) == same
+
+
+@pytest.mark.parametrize("broken", ["last", "step"])
+def test_of_a_copy_without_links_what_is_whole_is_taken(
+    scene: Path, whole: Path, tmp_path: Path, broken: str
+) -> None:
+    copy = shutil.copytree(whole, tmp_path / "copy")
+    spoilt = copy / (
+        "last" if broken == "last" else f"checkpoints/{(whole / 'last').resolve().name}"
+    )
+    (spoilt / "weights.safetensors").write_bytes(b"cut off")
+    assert train(scene, copy, "--resume", steps=8) == 0
+    assert train(scene, tmp_path / "wanted", steps=8) == 0
+    assert rows(copy, "history.csv") == rows(tmp_path / "wanted", "history.csv")
+    found, wanted = (
+        load_file(run / "last/weights.safetensors") for run in (copy, tmp_path / "wanted")
+    )
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def test_a_copy_without_links_and_rests_of_saves_are_overwritten(
+    scene: Path, whole: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(whole, tmp_path / "copy")
+    for path in [*(copy / "checkpoints").iterdir()]:
+        rest = path.with_name(f".{path.name}.part")
+        rest.mkdir()
+        (rest / "weights.safetensors").touch()
+    assert train(scene, copy, "--overwrite") == 0
+    assert_same(copy, whole)

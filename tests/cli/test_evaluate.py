@@ -406,3 +406,12 @@ def test_labels_of_one_number_have_no_r2(
     )
     assert main([*paths, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["r2"] < -1e6
+
+
+def test_empty_names_at_the_end_are_none(write_raster: Write, capsys: Capture) -> None:
+    """Other programs list 256 of them."""
+    mapped, truth = a_pair()
+    paths = [write_raster("map.tif", mapped, nodata=200), write_raster("labels.tif", truth)]
+    names_beside(paths[0], ["a", "b", *[""] * 254])
+    assert main([*paths, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["iou"]) == 6

@@ -10,6 +10,7 @@ import rasterio
 from rasterio import shutil as shutil_of_rasterio
 from unlike_scenes import write
 
+import tilenet
 from tilenet.__main__ import main
 from tilenet.data.labels.values import Values
 from tilenet.data.rasters.raster import Raster
@@ -172,3 +173,11 @@ def test_a_map_does_not_replace_what_a_virtual_image_is_read_from(
     assert main(["predict", str(tmp_path / "run"), virtual, image, "--overwrite"]) == 1
     assert "may not replace what its image is read from" in capfd.readouterr().err
     assert Path(image).read_bytes() == before
+
+
+def test_an_array_is_mapped_as_stored(tmp_path: Path) -> None:
+    tagged = raster(tmp_path / "tagged.tif", PIXELS, 1e-4, -0.1)
+    assert train(tmp_path, [tagged]) == 0
+    run = tilenet.Run(tmp_path / "run")
+    found = tilenet.predict(run, PIXELS, output="logits")
+    assert np.array_equal(found, tilenet.predict(run, tagged, output="logits"))

@@ -421,6 +421,9 @@ OPTIMIZERS: dict[str, Any] = {
     "amsgrad": lambda weights: torch.optim.AdamW(weights, 0.01, amsgrad=True),
     "NAdam": lambda weights: torch.optim.NAdam(weights, 0.01),
     "RMSprop": lambda weights: torch.optim.RMSprop(weights, 0.01),
+    "RMSprop, of a group": lambda weights: torch.optim.RMSprop(
+        [{"params": list(weights), "momentum": 0.9}], 0.01
+    ),
     "Adagrad": lambda weights: torch.optim.Adagrad(weights, 0.01),
     "SGD": lambda weights: torch.optim.SGD(weights, 0.01),
 }

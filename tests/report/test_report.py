@@ -420,3 +420,7 @@ def test_a_page_replaces_pages_alone(a_run: Path, tmp_path: Path) -> None:
     other.write_bytes(b"II*")
     assert main(["report", str(a_run), "-o", str(other)]) == 1
     assert other.read_bytes() == b"II*"
+
+
+def test_a_page_is_no_folder(a_run: Path, tmp_path: Path) -> None:
+    assert main(["report", str(a_run), "-o", str(tmp_path)]) == 1

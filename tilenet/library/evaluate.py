@@ -157,12 +157,14 @@ def evaluate(
         errors = number_scores(*sum_errors(path, truth, watchdog, window))
         return NumberScores(**errors, unit=read_unit(path))
     names = read_class_names(path)
-    if 0 <= ignore_index < len(names):
+    if 0 <= ignore_index < len(names) and names[ignore_index]:
         raise TilenetError(
             f"ignore_index may not be a class (ignore_index: {ignore_index}, {path}: classes 0 to "
             f"{len(names) - 1}); name another number, with --ignore-index"
         )
-    matrix = confusion_matrix(path, truth, ignore_index, keys, watchdog, window, len(names))
+    # Other programs list 256 names, most of them empty.
+    named = max((number for number, name in enumerate(names, start=1) if name), default=0)
+    matrix = confusion_matrix(path, truth, ignore_index, keys, watchdog, window, named)
     return Scores(**scores(matrix), classes=names)
 
 

@@ -37,11 +37,11 @@ def describe_files(paths: Iterable[str]) -> list[list[Any]]:
         facts.append([os.path.basename(path)])
         with suppress(OSError):
             status = os.stat(path)
+            facts[-1] += [status.st_size, status.st_mtime_ns]
             with open(path, "rb") as file:
                 begin = file.read(END_BYTES)
                 file.seek(max(0, status.st_size - END_BYTES))
-                ends = hashlib.sha256(begin + file.read(END_BYTES)).hexdigest()
-            facts[-1] += [status.st_size, status.st_mtime_ns, ends]
+                facts[-1].append(hashlib.sha256(begin + file.read(END_BYTES)).hexdigest())
     return facts
 
 

@@ -101,7 +101,8 @@ class MapSource:
                 f"the network reads as many bands as it was trained on (trained on: "
                 f"{len(record.bands)}, bands: {len(image.bands)}); name each of them in order"
             )
-        if record.scaling is not None:
+        # An array has no tags: it holds the numbers as they are stored.
+        if record.scaling is not None and not prediction.image.startswith("/vsimem/"):
             check_scaling(image, record.scaling, "trained on")
         precision = prediction.precision or record.precision
         rule = halo_rule(prediction.halo, record.layers, record.epsilon_px)

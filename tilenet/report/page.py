@@ -46,12 +46,20 @@ def write_report(
             "checkpoint); name the folder that is output in the run file"
         )
     target = folder / REPORT if out is None else out
-    if out is not None and out.exists() and out.read_bytes()[: len(BEGIN)] != BEGIN:
+    if out is not None and out.is_file() and not _is_page(out):
         raise TilenetError(
             f"a report replaces no other file ({out} is there and is no page); give it another name"
         )
     write_aside(page(view, map_path, maps=maps), target, "a report")
     return target
+
+
+def _is_page(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(BEGIN)) == BEGIN
+    except OSError:  # which writing says
+        return True
 
 
 def try_report(folder: Path, *, maps: bool) -> None:

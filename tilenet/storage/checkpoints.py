@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tilenet.errors import TilenetError
 from tilenet.storage.atomic import sync
-from tilenet.storage.checksums import CHECKSUMS, checksums_text
+from tilenet.storage.checksums import CHECKSUMS, checksums_text, wrong_file
 from tilenet.storage.strict_json import parsed_json
 
 T = TypeVar("T")
@@ -241,18 +241,15 @@ def mend_links(run: Path) -> None:
     try:
         for name in ("last", "best"):
             copy = run / name
-            if copy.is_symlink() or not (copy / CHECKSUMS).is_file():
+            if copy.is_symlink() or not copy.is_dir():
                 continue
-            sums = (copy / CHECKSUMS).read_bytes()
-            saved = [path for path in saved_checkpoints(run) if (path / CHECKSUMS).is_file()]
-            same = [path for path in saved if (path / CHECKSUMS).read_bytes() == sums]
+            same = [path for path in saved_checkpoints(run) if _same_files(copy, path)]
             if same:
                 left = run / "checkpoints" / f".step-{name}.part"
                 copy.rename(left)
                 shutil.rmtree(left, ignore_errors=True)
-            else:  # the link's target was not copied
-                step = int(load_json(copy / PROGRESS)["step"])
-                same = [_name_of(run, step)]
+            else:  # the link's target was not copied, or one of them is broken: that is said later
+                same = [_name_of(run, _step_of(copy))]
                 same[0].parent.mkdir(exist_ok=True)
                 copy.rename(same[0])
             link(run, name, same[-1])
@@ -261,6 +258,22 @@ def mend_links(run: Path) -> None:
             f"a run's folder must be writable ({run}: {error.strerror}); make room there and run "
             "again with --resume"
         ) from error
+
+
+def _same_files(checkpoint: Path, other: Path) -> bool:
+    """Whether two checkpoints are whole and the same."""
+    if any(wrong_file(folder, FILES) for folder in (checkpoint, other)):
+        return False
+    texts = [checksums_text(folder / name for name in FILES) for folder in (checkpoint, other)]
+    return texts[0] == texts[1]
+
+
+def _step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint is of; a late one where it is so broken that it does not say."""
+    try:
+        return int(load_json(checkpoint / PROGRESS)["step"])
+    except (TilenetError, KeyError, TypeError, ValueError):
+        return 10**8 - 1
 
 
 def _name_of(run: Path, step: int) -> Path:

@@ -34,12 +34,12 @@ def check_class_names(names: Sequence[str], where: str) -> None:
                 f"a class's name must be UTF-8 ({where}: {name!r}); write it again in an editor or "
                 "terminal that writes UTF-8"
             )
-    name, times = Counter(names).most_common(1)[0]
-    if times > 1:
-        raise TilenetError(
-            f"each class has a name of its own, by which scores are told apart ({where}: {name!r} "
-            f"is there {times} times); name them apart, or give only their number"
-        )
+    for name, times in Counter(names).most_common(1):
+        if times > 1:
+            raise TilenetError(
+                f"each class has a name of its own, by which scores are told apart ({where}: "
+                f"{name!r} is there {times} times); name them apart, or give only their number"
+            )
 
 
 def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:

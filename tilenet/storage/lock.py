@@ -98,7 +98,8 @@ class Lock:
         if _read(self.path) != left:
             following.unlink(missing_ok=True)
             return False
-        following.replace(self.path)
+        with suppress(FileNotFoundError):  # another process took it for that of a dead one
+            following.replace(self.path)
         return _read(self.path) == self._record
 
     def _may_replace(self, record: dict[str, Any]) -> bool:

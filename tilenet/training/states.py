@@ -39,6 +39,13 @@ def sharers_of(
 
 ADAMW = frozenset({"step", "exp_avg", "exp_avg_sq"})
 SGD = frozenset({"momentum_buffer"})
+KNOWN: dict[type[torch.optim.Optimizer], frozenset[str]] = {
+    torch.optim.AdamW: ADAMW,
+    torch.optim.Adam: ADAMW,
+    torch.optim.SGD: SGD,
+    EagerAdamW: ADAMW,
+    EagerSGD: SGD,
+}
 
 
 def check_state(
@@ -54,11 +61,13 @@ def check_state(
         TilenetError: The error names the first of them.
     """
     expected = _shapes_of_states(optimizer, parameter) or {k: v.shape for k, v in state.items()}
-    wrong = sorted(set(expected) ^ set(state)) or [
+    missing = set(expected) - set(state)
+    unknown = set(state) - set(expected) if type(optimizer) in KNOWN else ()
+    wrong = sorted({*missing, *unknown}) or [
         key
         for key, value in sorted(state.items())
         if not value.is_floating_point()
-        or (value.numel() != 1 if key == "step" else value.shape != expected[key])
+        or (value.numel() != 1 if key == "step" else value.shape != expected.get(key, value.shape))
         or not value.double().isfinite().all()
     ]
     if wrong:
@@ -73,16 +82,16 @@ def _shapes_of_states(
     optimizer: torch.optim.Optimizer, parameter: Tensor
 ) -> dict[str, torch.Size] | None:
     """Shapes of what an optimizer keeps of a parameter, by name; None: it cannot be tried."""
-    known = {torch.optim.AdamW: ADAMW, torch.optim.Adam: ADAMW, torch.optim.SGD: SGD}
-    known |= {EagerAdamW: ADAMW, EagerSGD: SGD}
-    if type(optimizer) in known and not optimizer.defaults.get("amsgrad"):
-        return dict.fromkeys(known[type(optimizer)], parameter.shape)
+    groups = [g for g in optimizer.param_groups if any(p is parameter for p in g["params"])]
+    options = optimizer.defaults | (groups[0] if groups else {})
+    if type(optimizer) in KNOWN and not options.get("amsgrad"):
+        return dict.fromkeys(KNOWN[type(optimizer)], parameter.shape)
     trial = torch.nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
     trial.grad = torch.zeros_like(trial)
-    names = inspect.signature(type(optimizer)).parameters
+    names = set(inspect.signature(type(optimizer)).parameters)
     try:
         again = type(optimizer)(
-            [trial], **{key: value for key, value in optimizer.defaults.items() if key in names}
+            [trial], **{key: value for key, value in options.items() if key in names - {"params"}}
         )
         again.step()
     except Exception:  # a program's own optimizer may need more

@@ -300,3 +300,16 @@ def test_that_labels_are_resampled_is_said_once(write_raster: Write, image: Rast
         assert "shifted.tif lie on another grid" in str(resampling_note([own, first]))
         with open_labels(paths[1], image, 255) as second:
             assert "shifted.tif and 1 more lie" in str(resampling_note([first, own, second]))
+
+
+def test_rasters_around_180_degrees_are_read_there(write_raster: Write) -> None:
+    """Labels in EPSG:3832, of an image that counts degrees on beyond 180."""
+    grid, size = Affine(1, 0, 170, 0, -1, 10), (20, 20)
+    path = write_raster("degrees.tif", np.zeros(size, "uint8"), crs="EPSG:4326", transform=grid)
+    wide = Affine(111319.49, 0, 111319.49 * 10, 0, -111319.49, 111319.49 * 15)
+    truth = np.broadcast_to(np.arange(40, dtype="uint8"), (30, 40))
+    file = write_raster("pacific.tif", truth, crs="EPSG:3832", transform=wide)
+    with Raster(path) as image, open_labels(file, image, 255) as labels:
+        found = labels.read(image.whole)
+    assert (np.diff(found, axis=1) == 1).all()
+    assert (found != 255).all()

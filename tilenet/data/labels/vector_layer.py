@@ -19,7 +19,7 @@ from tilenet.data.labels.crs import crs_of_layer
 from tilenet.data.labels.reproject import shapes_on_image
 from tilenet.data.labels.vector_keys import VectorKeys, text_of
 from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of
-from tilenet.data.rasters.extent import check_overlap
+from tilenet.data.rasters.extent import check_longitudes, check_overlap
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import VECTOR_INFO
 from tilenet.errors import TilenetError
@@ -87,6 +87,7 @@ class VectorLayer:
         self.bounds = Bounds(*(np.inf,) * 4 if bounds is None else bounds)
         self.num_features, self.fields = int(info["features"]), tuple(map(str, info["fields"]))
         self.crs = crs_of_layer(path, info, keys.crs, self.bounds, image)
+        check_longitudes(path, self.bounds, self.crs, image)
         check_overlap(path, self.bounds, self.crs, image)
         # Without an index each query reads the whole file, so then it is read once and kept.
         self._indexed = bool(info["capabilities"]["fast_spatial_filter"])

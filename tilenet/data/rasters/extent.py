@@ -23,10 +23,9 @@ def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -
         image: The image.
 
     Raises:
-        TilenetError: They do not meet, or count longitudes differently.
+        TilenetError: They do not meet.
     """
     own = bounds_of(image.transform, image.whole)
-    _check_longitudes(path, labels, crs, image, own)
     # In the labels' CRS: an image is small enough to be moved, a country may not be.
     moved = bounds_in(own, image.crs, crs)
     if moved is None or not labels.finite or moved.meets(labels):
@@ -40,10 +39,21 @@ def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -
     )
 
 
-def _check_longitudes(
-    path: str, labels: Bounds, crs: "CRS | None", image: Raster, own: Bounds
-) -> None:
-    """Refuse labels in −180° to 180° for an image that goes on to 360°: half would be missing."""
+def check_longitudes(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -> None:
+    """Refuse polygons in −180° to 180° for an image that goes on to 360°: half would be missing.
+
+    Of rasters the image's pixels are looked for, not the other way around: none is taken wrongly.
+
+    Args:
+        path: File of the polygons.
+        labels: Bounds of the polygons.
+        crs: CRS of these bounds.
+        image: The image.
+
+    Raises:
+        TilenetError: They count longitudes differently.
+    """
+    own = bounds_of(image.transform, image.whole)
     beyond = own._replace(left=max(own.left, HALF_TURN))
     # Grids whose pixels have their middles at −180° and 180° reach half a pixel further.
     if not image.crs or not image.crs.is_geographic or own.right < HALF_TURN + image.transform.a:

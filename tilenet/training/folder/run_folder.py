@@ -168,6 +168,7 @@ class RunFolder:
                     (self.path / part).unlink(missing_ok=True)
             if self._resumed is not None:
                 return
+            mend_links(self.path)
             # A run that is killed from here on begins once more, with --resume too.
             (self.path / BEGINNING).touch()
             for name in ("last", "best", *RUN_FILES):
@@ -351,9 +352,9 @@ def _empty(folder: Path) -> None:
     Raises:
         OSError: Something in it cannot be moved aside; what then is not deleted is in no one's way.
     """
-    for path in folder.iterdir() if folder.is_dir() else ():
-        part = path.with_name(f".{path.name.strip('.')}.part")
-        if path != part:
+    for number, path in enumerate([*folder.iterdir()] if folder.is_dir() else ()):
+        part = path.with_name(f".step-{number}.overwritten.part")
+        if path.name != part.name:
             path.rename(part)
         if part.is_dir() and not part.is_symlink():
             shutil.rmtree(part, ignore_errors=True)  # an NFS client may still hold its files
