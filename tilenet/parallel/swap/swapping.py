@@ -55,11 +55,10 @@ def swapping(
     """
     models = [model] if isinstance(model, nn.Module) else list(model)
     bare = [m for m in models if type(m).forward is nn.Module.forward and "forward" not in vars(m)]
-    if bare or not models:
-        name = type(bare[0]).__name__ if bare else "none"
+    if bare:
         raise TilenetError(
-            f"what modules save in forward is swapped, so there is one with a forward (given: "
-            f"{name}); give the module that is called"
+            f"what modules save in forward is swapped ({type(bare[0]).__name__} has no forward); "
+            "give the module that is called"
         )
     slabs = open_slabs(swap_dir, host_limit_bytes, pinned=torch.accelerator.is_available())
     swapper = Swapper(limit_bytes, min_bytes, lookahead, slabs)
