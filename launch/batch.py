@@ -148,15 +148,15 @@ class _Job:
 
     def _map(self) -> int | None:
         # A job that only maps may be given another image than that of the map that is there.
-        name = "map.tif" if self.options.run else f"map-{Path(self.options.image).stem}.tif"
-        files = [str(self.output), self.options.image, str(self.output / name)]
+        name = "map" if self.options.run else f"map-{Path(self.options.image).stem}"
+        files = [str(self.output), self.options.image, str(self.output / f"{name}.tif")]
         more = ["--plan", self.plan, "--overwrite", "--resume", *self.options.predict.split()]
         ended = self.step("predict", "take", [*self.program, "predict", *files, *more])
-        again = self.output / f"{name.removesuffix('.tif')}.again"
+        again = self.output / f"{name}.again"
         if ended.result in ("stopped", "killed") and self.stop.requeue:
-            aside = self.output / f".{name}.pieces.part"
-            names = "*.raw", "sums-*.json", "compressed.json"
-            pieces = [piece for name in names for piece in aside.glob(name)]
+            aside = self.output / f".{name}.tif.pieces.part"
+            patterns = "*.raw", "sums-*.json", "compressed.json"
+            pieces = [piece for pattern in patterns for piece in aside.glob(pattern)]
             if not (aside / "made_of.json").exists():  # a map that starts over
                 pieces = []
             done = max((piece.stat().st_mtime_ns for piece in pieces), default=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from tilenet.data.image_patterns import is_items, is_pattern
+from tilenet.data.lists.image_patterns import is_items, is_pattern
 from tilenet.data.rasters.location import is_remote
 from tilenet.errors import TilenetError, printable
 

@@ -361,8 +361,8 @@ def test_weights_that_are_fixed_in_the_loop_stay_and_others_are_refused(scene: P
             assert job.step == number + 1
 
     plainly(job, local, optimizer, act)
-    assert not torch.equal(seen[0], seen[-1]) or len(seen) < 3
     assert torch.equal(seen[0], seen[1])  # neither momentum nor decay moves it
+    assert not torch.equal(seen[1], seen[2])
     other = torch.nn.Parameter(torch.ones(1))
     for wrong in (
         torch.optim.SGD([*local.parameters(), other], 0.1),
@@ -373,7 +373,7 @@ def test_weights_that_are_fixed_in_the_loop_stay_and_others_are_refused(scene: P
         with pytest.raises(tilenet.TilenetError, match="optimizer"):
             plainly(job, job.split(Net()), wrong, lambda *_: None)
     net = Net()
-    frozen = next(net.parameters()).requires_grad_(False)
+    next(net.parameters()).requires_grad_(False)
     job = tilenet.Job()
     local = job.split(net)
     optimizer = torch.optim.SGD(local.parameters(), 0.1)
@@ -382,7 +382,6 @@ def test_weights_that_are_fixed_in_the_loop_stay_and_others_are_refused(scene: P
         for weight in local.parameters():
             weight.requires_grad_(True)
 
-    assert not frozen.requires_grad
     with pytest.raises(tilenet.TilenetError, match="thaw weights before the first step"):
         plainly(job, local, optimizer, thaw)
 
@@ -404,8 +403,7 @@ def test_a_loop_in_evaluation_drops_nothing(scene: Path) -> None:
     for mode in (True, False):
         job = tilenet.Job()
         torch.manual_seed(3)
-        net = Net()
-        local = job.split(nn.Sequential(net, nn.Dropout2d(0.5)) if mode is not None else net)
+        local = job.split(nn.Sequential(Net(), nn.Dropout2d(0.5)))
         local.train(mode)
         optimizer = torch.optim.SGD(local.parameters(), 0.0)
         losses[mode] = plainly(job, local, optimizer, lambda *_: None)
@@ -459,7 +457,7 @@ def test_a_job_makes_one_step_at_a_time(scene: Path) -> None:
     job.split(Net())
     first = job.steps(**SEEN)
     next(first)
-    with pytest.raises(tilenet.TilenetError, match="one step at a time"):
+    with pytest.raises(tilenet.TilenetError, match="one loop at a time"):
         next(job.steps(**SEEN))
     first.close()
     next(second := job.steps(**SEEN))

@@ -54,8 +54,8 @@ def check_memory(module: nn.Module, names: Iterable[str]) -> None:
             if name in layers and weight.requires_grad and _overlap(weight, tensor):
                 raise TilenetError(
                     f"tied weights are one tensor under several names ({name} and {other} of "
-                    f" {type(module).__name__} are two tensors that share memory); "
-                    "assign the parameter itself, not its data or a view of it"
+                    f"{type(module).__name__} are two tensors that share memory); assign the "
+                    "parameter itself, not its data or a view of it"
                 )
 
 

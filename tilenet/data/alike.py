@@ -55,7 +55,7 @@ def check_scaling(image: Raster, expected: tuple[tuple[float, float], ...], of: 
 
 
 def scaling_text(band: tuple[float, float]) -> str:
-    """A band's scale and offset: `× 0.1 - 5`."""
+    """A band's scale and offset, as `× 0.1 -5`."""
     return "× {:g} {:+g}".format(*band)
 
 

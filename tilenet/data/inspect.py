@@ -24,8 +24,8 @@ from tilenet.data.rasters.bounds import crs_name, unit_name
 from tilenet.data.rasters.raster import Nodata, Raster
 from tilenet.data.rasters.remedies import tiled_copy
 from tilenet.data.rasters.stack import wide_alpha
-from tilenet.data.survey import survey
-from tilenet.data.survey_record import Survey, nodata_note
+from tilenet.data.survey import nodata_note, survey
+from tilenet.data.survey_record import Survey
 from tilenet.errors import TilenetError
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl
@@ -91,7 +91,6 @@ def describe(
                     [image], [labels] if labels else None, MOST_CLASSES, None, RankControl(comm)
                 )
                 facts["pixels"] = _pixels(image, stats)
-                facts["notes"] += [*filter(None, [nodata_note([image], stats)])]
                 facts["notes"] += _pixel_notes(image, stats)
                 if labels is not None:
                     facts["labels"] |= _classes(stats)
@@ -230,12 +229,13 @@ def _header_notes(raster: Raster, header: dict[str, Any]) -> list[str]:
 def _pixel_notes(image: Raster, stats: Survey) -> list[str]:
     ends = list(zip(image.bands, stats.minimum, stats.maximum, strict=True))
     constant = [(band, low) for band, low, high in ends if low == high]
+    notes = [*filter(None, [nodata_note([image], stats)])]
     if not constant:
-        return []
+        return notes
     values = ", ".join(f"{band} ({low:g})" for band, low in constant)
     left = [band for band, low, high in ends if low != high]
     remedy = f"leave them out with bands: {left}" if left else "check the file"
-    return [f"bands that are the same everywhere tell nothing: {values}; {remedy}"]
+    return [*notes, f"bands that are the same everywhere tell nothing: {values}; {remedy}"]
 
 
 def _class_notes(stats: Survey, ignore_index: int) -> list[str]:

@@ -328,3 +328,25 @@ def _check_something_is_there(
             f"all labels there are {labels[0].uncounted} or nodata); check "
             + ("ignore_index" if labels[0].uncounted == labels[0].ignore_index else "their nodata")
         )
+
+
+def nodata_note(images: Sequence[Raster], survey: Survey) -> str | None:
+    """A sentence on bands with their value without data in pixels that count; None: there are none.
+
+    A pixel counts where any band has another value. 0 is not spoken of: dark pixels have it.
+    """
+    per_image = [image.nodata_values for image in images]
+    tags = [set(values) - {None, 0} for values in zip(*per_image, strict=True)]
+    ends = zip(survey.minimum, survey.maximum, strict=True)
+    held = [
+        f"{band} ({value:g})"
+        for band, values, both in zip(images[0].bands, tags, ends, strict=True)
+        for value in values & set(both)
+    ]
+    if not held:
+        return None
+    return (
+        "a pixel has no data where all bands have their nodata value; where only some have it, it "
+        f"counts as a value, in means too, as in band {', '.join(held)}; if it is none, write NaN "
+        "there, or give the file a mask"
+    )

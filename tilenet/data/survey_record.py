@@ -6,7 +6,6 @@ the survey depends on, and a digest of its contents: a file with another key or 
 
 import hashlib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 
 
@@ -42,28 +40,6 @@ class Survey:
     maximum: tuple[float, ...]
     class_pixels: tuple[int, ...]
     classes_in_cells: tuple[NDArray[np.uint8], ...]
-
-
-def nodata_note(images: Sequence[Raster], survey: Survey) -> str | None:
-    """A sentence on bands with their value without data in pixels that count; None: there are none.
-
-    A pixel counts where any band has another value. 0 is not spoken of: dark pixels have it.
-    """
-    per_image = [image.nodata_values for image in images]
-    tags = [set(values) - {None, 0} for values in zip(*per_image, strict=True)]
-    ends = zip(survey.minimum, survey.maximum, strict=True)
-    held = [
-        f"{band} ({value:g})"
-        for band, values, both in zip(images[0].bands, tags, ends, strict=True)
-        for value in values & set(both)
-    ]
-    if not held:
-        return None
-    return (
-        "a pixel has no data where all bands have their nodata value; where only some have it, it "
-        f"counts as a value, in means too, as in band {', '.join(held)}; if it is none, write NaN "
-        "there, or give the file a mask"
-    )
 
 
 PER_BAND_OR_CLASS = tuple(field.name for field in fields(Survey))[1:-1]

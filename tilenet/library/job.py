@@ -124,8 +124,8 @@ class Job:
         self._meeting.at("steps")
         if self._looping:
             raise TilenetError(
-                "a job makes one step at a time (steps: begun before the loop before ended); end "
-                "that loop, or take a Job for each"
+                "a job has one loop at a time (steps: called while another loop is open); end that "
+                "loop, or use a Job for each"
             )
         keys |= {"images": images, "labels": labels}
         keys = {name: value for name, value in keys.items() if value is not None}

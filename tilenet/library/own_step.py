@@ -258,13 +258,12 @@ class OwnStep:
         return loss / weight
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        groups = getattr(optimizer, "param_groups", None)
-        if not isinstance(optimizer, torch.optim.Optimizer) or groups is None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
             raise TilenetError(
                 f"step.apply takes an optimizer ({type(optimizer).__name__} is none); let a "
                 "scheduler make its own step after it"
             )
-        own = [weight for group in groups for weight in group["params"]]
+        own = [weight for group in optimizer.param_groups for weight in group["params"]]
         if self._means.gradients.lacks([*own, *self._means.local.network.trained]):
             raise TilenetError(
                 "a loop trains the weights of local.parameters() that required a gradient at its "

@@ -197,7 +197,7 @@ def _file_of(image: Any) -> Iterator[str]:
         values = values.astype(np.float32)
     count, height, width = values.shape
     form = {"driver": "GTiff", "count": count, "dtype": values.dtype.name, "tiled": True}
-    form |= {"photometric": "MINISBLACK"}  # or else GDAL takes the fourth band of uint8 for alpha
+    form["photometric"] = "MINISBLACK"  # or else GDAL takes the fourth band of uint8 for alpha
     with rasterio.MemoryFile(filename="array.tif") as file:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)

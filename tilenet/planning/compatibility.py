@@ -236,9 +236,9 @@ def batch_obstacle(
     return None
 
 
-def off_grid(layers: tuple[Layer, ...], halo: int | str) -> str | None:
-    """Why a network cannot be trained on tiles off its grid, as a halo of ε has; None: it can."""
-    if not whole_image(layers):
+def off_grid(layers: tuple[Layer, ...], halo: int | str, alignment_px: int) -> str | None:
+    """Why a network cannot be trained on tiles with this alignment, as of ε; None: it can."""
+    if alignment_px == context_of(layers).alignment_px or not whole_image(layers):
         return None
     return (
         f"tiles must lie on the network's grid for statistics over whole images (halo: {halo}, "

@@ -50,9 +50,7 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     reason = obstacle(layers, plan.layout.grid, plan.mesh, plan.halo_mode)
     if plan.halo_mode == "overlap" and not reason:
         rule = halo_rule(question.halo, layers, question.epsilon_px)
-        reason = (
-            off_grid(layers, question.halo) if rule.alignment_px != context.alignment_px else None
-        )
+        reason = off_grid(layers, question.halo, rule.alignment_px)
     if reason:
         notes.append(f"train refuses this plan as it stands: {reason}.")
     notes += _idle(plan)

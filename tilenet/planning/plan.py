@@ -285,6 +285,8 @@ class Plan:
         """Return the plan's keys of a run file."""
         replicas, rows, columns = self.mesh
         tiles = {"rows": self.layout.grid[0], "columns": self.layout.grid[1]}
+        # Or the run would plan with all of the device that it finds.
+        swapping = {"swapping": {"device_gib": self.question.limit_bytes / 2**30}}
         # A sweep takes the columns of a rank as they are; of tiles each would have a halo.
         swept = self.layout.strip_rows is not None
         return {
@@ -298,12 +300,7 @@ class Plan:
             "checkpointing": self.layout.checkpointing,
             "pipeline": self.layout.pipeline,
             "swap": self.question.swap if self.layout.swap else "off",
-            # Or the run would plan with all of the device that it finds.
-            **(
-                {"swapping": {"device_gib": self.question.limit_bytes / 2**30}}
-                if self.layout.swap
-                else {}
-            ),
+            **(swapping if self.layout.swap else {}),
             "batch_size": self.question.batch_size,
             "precision": self.question.precision,
         }
@@ -337,7 +334,7 @@ class PlannedRun:
     """The part of `plan.json` that runs, jobs and later plans take.
 
     Attributes:
-        keys: Keys of the run file, of which some follow.
+        keys: Keys of the run file; some of those below are among them.
         mesh: Ranks by axis.
         balance: Layers per partition.
         tiles: Tiles of an image by axis; a sweep has none.

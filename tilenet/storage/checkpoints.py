@@ -67,7 +67,7 @@ def save_checkpoint(
         TilenetError: The disk is full, or the folder cannot be written.
     """
     folder = run / "checkpoints"
-    final = folder / f"step-{step:08d}"
+    final = _name_of(run, step)
     aside = folder / f".step-{step:08d}.part"
     tensors = {
         name: {k: v.detach().cpu().contiguous() for k, v in values.items()}
@@ -81,7 +81,6 @@ def save_checkpoint(
     try:
         _clear_left(run)
         _write(aside, tensors, texts)
-        final = _name_of(run, step)
         aside.rename(final)
         sync(folder)
         link(run, "last", final)
@@ -243,7 +242,7 @@ def mend_links(run: Path) -> None:
             copy = run / name
             if copy.is_symlink() or not copy.is_dir():
                 continue
-            same = [path for path in saved_checkpoints(run) if _same_files(copy, path)]
+            same = [path for path in saved_checkpoints(run) if _same_whole(copy, path)]
             if same:
                 left = run / "checkpoints" / f".step-{name}.part"
                 copy.rename(left)
@@ -260,12 +259,11 @@ def mend_links(run: Path) -> None:
         ) from error
 
 
-def _same_files(checkpoint: Path, other: Path) -> bool:
-    """Whether two checkpoints are whole and the same."""
-    if any(wrong_file(folder, FILES) for folder in (checkpoint, other)):
-        return False
-    texts = [checksums_text(folder / name for name in FILES) for folder in (checkpoint, other)]
-    return texts[0] == texts[1]
+def _same_whole(checkpoint: Path, other: Path) -> bool:
+    """Whether two checkpoints are the same, and both whole."""
+    sums = checkpoint / CHECKSUMS, other / CHECKSUMS
+    same = all(map(Path.is_file, sums)) and sums[0].read_bytes() == sums[1].read_bytes()
+    return same and not any(wrong_file(folder, FILES) for folder in (checkpoint, other))
 
 
 def _step_of(checkpoint: Path) -> int:

@@ -3,7 +3,6 @@
 They are checked before a run continues with them.
 """
 
-import inspect
 from collections.abc import Mapping
 
 import torch
@@ -37,7 +36,8 @@ def sharers_of(
     return sharers(optimizer.shard, optimizer.kind, weights, ranks)
 
 
-ADAMW = frozenset({"step", "exp_avg", "exp_avg_sq"})
+COUNT = "step"  # a number of each parameter; all else has its shape
+ADAMW = frozenset({COUNT, "exp_avg", "exp_avg_sq"})
 SGD = frozenset({"momentum_buffer"})
 KNOWN: dict[type[torch.optim.Optimizer], frozenset[str]] = {
     torch.optim.AdamW: ADAMW,
@@ -60,14 +60,16 @@ def check_state(
     Raises:
         TilenetError: The error names the first of them.
     """
-    expected = _shapes_of_states(optimizer, parameter) or {k: v.shape for k, v in state.items()}
-    missing = set(expected) - set(state)
-    unknown = set(state) - set(expected) if type(optimizer) in KNOWN else ()
-    wrong = sorted({*missing, *unknown}) or [
+    names = KNOWN.get(type(optimizer))
+    if names is not None and any(group.get("amsgrad") for group in optimizer.param_groups):
+        names |= {"max_exp_avg_sq"}
+    # Of other optimizers neither names nor shapes are known.
+    wrong = sorted((names or set(state)) ^ set(state)) or [
         key
         for key, value in sorted(state.items())
         if not value.is_floating_point()
-        or (value.numel() != 1 if key == "step" else value.shape != expected.get(key, value.shape))
+        or (names and value.shape != parameter.shape and key != COUNT)
+        or (key == COUNT and value.numel() != 1)
         or not value.double().isfinite().all()
     ]
     if wrong:
@@ -76,28 +78,6 @@ def check_state(
             f"({source}: {wrong[0]} of {name} is missing, unknown or of another shape); use "
             "another checkpoint"
         )
-
-
-def _shapes_of_states(
-    optimizer: torch.optim.Optimizer, parameter: Tensor
-) -> dict[str, torch.Size] | None:
-    """Shapes of what an optimizer keeps of a parameter, by name; None: it cannot be tried."""
-    groups = [g for g in optimizer.param_groups if any(p is parameter for p in g["params"])]
-    options = optimizer.defaults | (groups[0] if groups else {})
-    if type(optimizer) in KNOWN and not options.get("amsgrad"):
-        return dict.fromkeys(KNOWN[type(optimizer)], parameter.shape)
-    trial = torch.nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
-    trial.grad = torch.zeros_like(trial)
-    names = set(inspect.signature(type(optimizer)).parameters)
-    try:
-        again = type(optimizer)(
-            [trial], **{key: value for key, value in options.items() if key in names - {"params"}}
-        )
-        again.step()
-    except Exception:  # a program's own optimizer may need more
-        return None
-    state = again.state[trial].items()
-    return {key: value.shape for key, value in state if isinstance(value, Tensor)}
 
 
 def optimizer_tensors(
@@ -156,9 +136,6 @@ def _gather(optimizer: torch.optim.Optimizer, shares: Shares) -> dict[tuple[int,
     return tensors
 
 
-COUNT = "step"  # a number of each parameter; all else has its shape
-
-
 def _make_like(parameter: Tensor, key: str) -> Tensor:
     if key == COUNT:
         return torch.zeros((), dtype=torch.float32)
@@ -196,12 +173,13 @@ def fill_optimizer(
             check_state(name, parameter, own_state, optimizer, where)
             # Unless it is fused, AdamW counts its steps on the host, for a GPU too.
             on_host = set() if optimizer.defaults.get("fused") else {COUNT}
+            whole = {key for key, value in own_state.items() if value.shape != parameter.shape}
+            whole.add(COUNT)
             for part, own in _own_parts(parameter, shares):
                 optimizer.state[own] = {
-                    # Numbers of the parameter are whole on each rank, as COUNT is.
-                    key: (_of_part(value, key, part) if value.shape == parameter.shape else value)
+                    key: (value if key in whole else _of_part(value, key, part))
                     .to("cpu" if key in on_host else parameter.device, copy=True)
-                    .view(own.shape if value.shape == parameter.shape else value.shape)
+                    .view(value.shape if key in whole else own.shape)
                     for key, value in own_state.items()
                 }
 

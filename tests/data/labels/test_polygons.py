@@ -284,7 +284,7 @@ def test_polygons_in_the_west_are_not_left_out_of_images_that_go_on_eastwards(
                 expected = burned_by_hand(shapes, [1] * len(shapes), transform, SIZE)
                 assert np.array_equal(labels.read(image.whole), expected)
         else:
-            with pytest.raises(TilenetError, match="count longitudes alike"):
+            with pytest.raises(TilenetError, match="must count longitudes alike"):
                 open_labels(file, image, 255)
 
 

@@ -1,6 +1,6 @@
 """Run a module on large images and on many, without their values: it runs the same operators.
 
-They are also given the same numbers, unless these differ among small images.
+Operators are given the same numbers, too, unless these differ among small images.
 
 A branch on a size or a number of images may lie beyond those that are run with values.
 """
@@ -29,6 +29,8 @@ LAYING = frozenset({
     "view",
 })  # fmt: skip
 PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "mm"})
+
+_Run = list[tuple[str, list[float]]]  # names of operators, and the numbers that each is given
 
 
 def prove_sizes(
@@ -82,11 +84,11 @@ def _apart(module: nn.Module, shapes: Sequence[tuple[int, ...]]) -> list[str]:
     return []
 
 
-def _difference(small: "_Run", other: "_Run", large: "_Run") -> str | None:
+def _difference(small: _Run, other: _Run, large: _Run) -> str | None:
     """Name of an operator that small images and large ones do not run alike; None: they do.
 
-    Numbers given to an operator, too, are the same where two sizes of small images have the same:
-    where these have two, as of 1 / width, the proof by values tells whether that is right.
+    A number given to an operator must be the same, too, if images of two small sizes have the same:
+    if these differ, as 1 / width does, the proof by values tells whether that is right.
     """
     names = [[name for name, _ in run] for run in (small, other, large)]
     counts = Counter(names[0]), Counter(names[2])
@@ -104,17 +106,13 @@ def _alone(small: float, other: float, large: float) -> bool:
     return repr(small) == repr(other) != repr(large)  # NaN too is equal to itself
 
 
-def _in_second_run(module: nn.Module, shape: tuple[int, ...]) -> "_Run":
+def _in_second_run(module: nn.Module, shape: tuple[int, ...]) -> _Run:
     _operators(module, shape)
     return _operators(module, shape)
 
 
 def _words(shape: tuple[int, ...]) -> str:
     return f"{shape[0]} image{'s' * (shape[0] > 1)} of {shape[2]} × {shape[3]} px"
-
-
-# Names of operators and the numbers that each is given.
-_Run = list[tuple[str, list[float]]]
 
 
 def _operators(module: nn.Module, shape: tuple[int, ...]) -> _Run:

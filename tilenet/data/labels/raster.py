@@ -166,7 +166,7 @@ def _check_ground(labels: Raster, image: Raster) -> None:
 def _check_coordinates(labels: Raster, image: Raster, factor: int) -> None:
     """Refuse a file without CRS whose coordinates say that it lies elsewhere than the other.
 
-    Half a pixel is let pass: programs differ in whether coordinates are of a pixel's middle.
+    Less than a pixel is let pass: programs differ in whether coordinates are of a pixel's middle.
 
     Raises:
         TilenetError: The pixels of both have coordinates, and these differ.
@@ -175,12 +175,12 @@ def _check_coordinates(labels: Raster, image: Raster, factor: int) -> None:
         return
     size, grid = image.cut_from
     if not same_grid(labels.coarser(factor), grid, *size, px=1):
-        files = [(labels.path, labels.transform, labels), (image.path, grid, image)]
-        where = [f"{path}: {bounds_of(t, raster.whole)}" for path, t, raster in files]
+        place = bounds_of(grid, Window(0, 0, *size))
         raise TilenetError(
             "labels without a CRS, or of an image without, must have the image's coordinates, or "
-            f"none ({'; '.join(where)}); give both files their CRS with {SET_CRS}, or the labels "
-            f"the image's transform with {SET_TRANSFORM}"
+            f"none ({labels.path}: {bounds_of(labels.transform, labels.whole)}; {image.path}: "
+            f"{place}); give both files their CRS with {SET_CRS}, or the labels the image's "
+            f"transform with {SET_TRANSFORM}"
         )
 
 

@@ -54,7 +54,6 @@ def check_longitudes(path: str, labels: Bounds, crs: "CRS | None", image: Raster
         TilenetError: They count longitudes differently.
     """
     own = bounds_of(image.transform, image.whole)
-    beyond = own._replace(left=max(own.left, HALF_TURN))
     # Grids whose pixels have their middles at −180° and 180° reach half a pixel further.
     if not image.crs or not image.crs.is_geographic or own.right < HALF_TURN + image.transform.a:
         return
@@ -62,10 +61,10 @@ def check_longitudes(path: str, labels: Bounds, crs: "CRS | None", image: Raster
     if moved is None or moved.right > HALF_TURN + SLACK:
         return
     turned = moved._replace(left=moved.left + 2 * HALF_TURN, right=moved.right + 2 * HALF_TURN)
-    if turned.meets(beyond):
+    if turned.meets(own._replace(left=max(own.left, HALF_TURN))):
         raise TilenetError(
-            f"labels and image count longitudes alike ({path}: {moved}; {image.path}: {own}); "
-            "bring an image of all longitudes to −180° to 180° with gdalwarp -t_srs EPSG:4326 "
-            "-wo SOURCE_EXTRA=1000 --config CENTER_LONG 0, any other and its labels to one "
-            "projection around it"
+            f"labels and their image must count longitudes alike ({path}: {moved}; {image.path}: "
+            f"{own}); bring an image of all longitudes to −180° to 180° with gdalwarp -t_srs "
+            "EPSG:4326 -wo SOURCE_EXTRA=1000 --config CENTER_LONG 0, or any other and its labels "
+            "to one projection around it"
         )

@@ -233,9 +233,7 @@ class MapWriter:
             if comm.rank == 0:
                 self._check_lock()
                 names = kind.classes if kind.of_classes else ()
-                self._guarded(
-                    lambda: put_map(self._cog, self.path, names, self._profile.get("crs"))
-                )
+                self._guarded(lambda: put_map(self._cog, self.path, names, self._profile["crs"]))
         self._resumable = False
         self._remove()
 

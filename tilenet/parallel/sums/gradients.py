@@ -148,28 +148,24 @@ class GradientSum:
         """Set all gradients to zero in place, and make them `.grad` again where replaced."""
         for flat in self._flats:
             flat.zero_()
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            parameter.grad = view
+        self.keep()
 
-    def restore(self) -> None:
-        """Make gradients `.grad` again where a program replaced them; None counts as zeros.
+    def keep(self) -> None:
+        """Make the gradients `.grad`, whatever a program made of it.
 
         Parameters that are fixed now have none, so that no optimizer moves them.
         """
         for parameter, view in zip(self._parameters, self._views, strict=True):
-            if not parameter.requires_grad:
-                parameter.grad = None
-            elif parameter.grad is not view:
-                if parameter.grad is None:
-                    view.zero_()
-                else:
-                    view.copy_(parameter.grad)
-                parameter.grad = view
-
-    def keep(self) -> None:
-        """Have optimizers see the sums, whatever a program made of `.grad` since backward."""
-        for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view if parameter.requires_grad else None
+
+    def restore(self) -> None:
+        """Take over what a program made of `.grad`, as before a backward pass; None is zeros."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad)
+        self.keep()
 
     def lacks(self, parameters: Iterable[Tensor]) -> bool:
         """Whether a gradient is wanted of a parameter that is not summed."""

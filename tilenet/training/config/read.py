@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace, set_loader, set_parsing_settings
 
-from tilenet.data.image_list import ImageList, Pair, read_image_list
-from tilenet.data.image_patterns import is_items, is_list_file, is_pattern, matched
-from tilenet.data.item_list import read_items
+from tilenet.data.lists.image_list import ImageList, Pair, read_image_list
+from tilenet.data.lists.image_patterns import is_items, is_list_file, is_pattern, matched
+from tilenet.data.lists.item_list import read_items
 from tilenet.errors import TilenetError, UsageError, one_line
 from tilenet.planning.plan import read_plan
 from tilenet.training.config.run_file import RunFile

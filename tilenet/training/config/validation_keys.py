@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tilenet.data.image_patterns import is_list_file
+from tilenet.data.lists.image_patterns import is_list_file
 from tilenet.errors import TilenetError
 
 

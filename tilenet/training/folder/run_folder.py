@@ -1,6 +1,7 @@
 """A run's folder: its checkpoints, and how a run continues from them."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -168,13 +169,12 @@ class RunFolder:
                     (self.path / part).unlink(missing_ok=True)
             if self._resumed is not None:
                 return
-            mend_links(self.path)
             # A run that is killed from here on begins once more, with --resume too.
             (self.path / BEGINNING).touch()
-            for name in ("last", "best", *RUN_FILES):
-                (self.path / name).unlink(missing_ok=True)
             for name in ("checkpoints", tensorboard.FOLDER):
                 _empty(self.path / name)
+            for name in ("last", "best", *RUN_FILES):
+                _delete(self.path / name)
             (self.path / BEGINNING).unlink()
         except OSError as error:
             raise TilenetError(
@@ -350,13 +350,18 @@ def _empty(folder: Path) -> None:
     """Delete what is in a folder, which may be a link to one on another disk.
 
     Raises:
-        OSError: Something in it cannot be moved aside; what then is not deleted is in no one's way.
+        OSError: Something in it cannot be moved aside.
     """
-    for number, path in enumerate([*folder.iterdir()] if folder.is_dir() else ()):
-        part = path.with_name(f".step-{number}.overwritten.part")
-        if path.name != part.name:
-            path.rename(part)
-        if part.is_dir() and not part.is_symlink():
-            shutil.rmtree(part, ignore_errors=True)  # an NFS client may still hold its files
-        else:
-            part.unlink()
+    for path in [*folder.iterdir()] if folder.is_dir() else ():
+        # Half of a checkpoint is never called one; what is left of it is in no one's way.
+        part = path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(4)}.part")
+        path.rename(part)
+        _delete(part)
+
+
+def _delete(path: Path) -> None:
+    """Delete a file, a link or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)  # an NFS client may still hold its files
+    else:
+        path.unlink(missing_ok=True)

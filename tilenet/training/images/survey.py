@@ -20,7 +20,7 @@ from tilenet.data.holdout import HeldOut
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.fingerprint import fingerprint
 from tilenet.data.rasters.raster import Raster
-from tilenet.data.survey_record import Survey, load_survey, nodata_note, save_survey
+from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context
 from tilenet.parallel.health.progress import say
@@ -108,7 +108,7 @@ def class_weights(
 
 def _say_notes(images: Sequence[Raster], survey: Survey, comm: "MPI.Intracomm") -> None:
     """Print what is no error, but probably a mistake: images without labels, nodata amid data."""
-    if comm.rank == 0 and (note := nodata_note(images, survey)):
+    if comm.rank == 0 and (note := surveys.nodata_note(images, survey)):
         say(note)
     bare = [
         image.path

@@ -15,7 +15,7 @@ def tile_rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
     Raises:
         TilenetError: The network does not allow the run's `halo` or `halo_mode`.
     """
-    context, halo = record.context(), run.halo
+    halo = run.halo
     if run.halo_mode == "windows":
         # No halo: crops are windows, and are padded by reflection at an image's edges.
         return HaloRule(0, run.window_px or 0, exact=False)
@@ -31,6 +31,6 @@ def tile_rule(run: RunFile, record: NetworkRecord, mesh: MeshShape) -> HaloRule:
             )
         return halo_rule(halo, record.layers, exchanged=True)
     rule = halo_rule(halo, record.layers, record.epsilon_px)
-    if rule.alignment_px != context.alignment_px and (why := off_grid(record.layers, halo)):
+    if why := off_grid(record.layers, halo, rule.alignment_px):
         raise TilenetError(why)
     return rule

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tilenet.data.item_list import read_items
+from tilenet.data.lists.item_list import read_items
 from tilenet.errors import TilenetError
 from tilenet.training.config.read import with_listed_images
 from tilenet.training.config.run_file import RunFile

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tilenet.data.image_list import ImageList, listed
-from tilenet.data.image_patterns import is_items
+from tilenet.data.lists.image_list import ImageList, listed
+from tilenet.data.lists.image_patterns import is_items
 from tilenet.errors import TilenetError
 from tilenet.storage.strict_json import parsed_json
 

@@ -9,8 +9,8 @@ import pyogrio
 import pytest
 import shapely
 
-from tilenet.data.image_list import read_image_list
-from tilenet.data.image_patterns import is_list_file, is_pattern, matched
+from tilenet.data.lists.image_list import read_image_list
+from tilenet.data.lists.image_patterns import is_list_file, is_pattern, matched
 from tilenet.errors import TilenetError
 from tilenet.training.config.read import with_listed_images
 from tilenet.training.config.run_file import RunFile
