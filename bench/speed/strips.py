@@ -174,8 +174,8 @@ def peaks(quick: bool) -> list[dict[str, Any]]:
     from tilenet.geometry.sweep import Sweeps, strip_edges
     from tilenet.planning.balance import likely_balance
     from tilenet.planning.memory.live import LiveBytes
-    from tilenet.planning.memory.swept_partitions import partition_peaks
-    from tilenet.planning.memory.trained_sweeps import trained_bytes
+    from tilenet.planning.memory.sweeps.swept_partitions import partition_peaks
+    from tilenet.planning.memory.sweeps.trained_sweeps import trained_bytes
 
     layers, network = built(3, 8)
     size, strip_rows = (512, 128) if quick else (512, 256), 64

@@ -43,8 +43,8 @@ from tilenet.planning.machines.read import machine
 from tilenet.planning.maps.choose import choose_map
 from tilenet.planning.maps.question import MapPlan, MapQuestion
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.memory.swept_maps import swept_bytes
-from tilenet.planning.memory.trained_sweeps import ALL_CELLS, plan_sweeps, trained_bytes
+from tilenet.planning.memory.sweeps.swept_maps import swept_bytes
+from tilenet.planning.memory.sweeps.trained_sweeps import ALL_CELLS, plan_sweeps, trained_bytes
 
 WAYS = ("plain", "sweep", "tiles", "monai")
 COUNTED = ("plain", "sweep")

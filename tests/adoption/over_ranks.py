@@ -39,7 +39,7 @@ from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.balance import likely_balance
 from tilenet.planning.compatibility import whole_image
-from tilenet.planning.memory.trained_sweeps import maps_to_keep
+from tilenet.planning.memory.sweeps.trained_sweeps import maps_to_keep
 
 __all__ = ["adopt_once", "compare_over_ranks"]
 

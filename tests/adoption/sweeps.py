@@ -22,7 +22,7 @@ from tilenet.parallel.exchange.swept_training import Measure, SweptPipe
 from tilenet.parallel.health.watchdog import Watchdog
 from tilenet.planning.maps.passes import plan_passes
 from tilenet.planning.maps.question import MapPlan, MapQuestion
-from tilenet.planning.memory.trained_sweeps import maps_to_keep
+from tilenet.planning.memory.sweeps.trained_sweeps import maps_to_keep
 
 __all__ = ["sweep_step", "swept_map", "whole"]
 

@@ -19,7 +19,7 @@ from tilenet.planning.maps.question import MapQuestion
 from tilenet.planning.maps.strips import GPU_STRIP_PX
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import partition_bytes
-from tilenet.planning.memory.swept_maps import swept_bytes
+from tilenet.planning.memory.sweeps.swept_maps import swept_bytes
 from tilenet.planning.plan import read_plan
 
 Capture = pytest.CaptureFixture[str]

@@ -32,7 +32,7 @@ from tilenet.parallel.exchange import swept_backward, swept_training
 from tilenet.parallel.exchange.swept import Sweep
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.memory.trained_sweeps import ALL_CELLS, maps_to_keep
+from tilenet.planning.memory.sweeps.trained_sweeps import ALL_CELLS, maps_to_keep
 from tilenet.training import swept
 from tilenet.training.config.keys import MeshKeys, TileKeys
 from tilenet.training.setup.decide import plan_run

@@ -20,7 +20,7 @@ from tilenet.library.network import network_keys
 from tilenet.library.run import Run
 from tilenet.library.whole_run import train
 from tilenet.model.network import build_network
-from tilenet.planning.memory.trained_sweeps import maps_to_keep
+from tilenet.planning.memory.sweeps.trained_sweeps import maps_to_keep
 from tilenet.training import swept
 from tilenet.training.config.read import read_keys
 

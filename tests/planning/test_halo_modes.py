@@ -22,8 +22,8 @@ from tilenet.planning.estimate import Estimator
 from tilenet.planning.explain import answer, explain
 from tilenet.planning.fitting import find_first, find_fitting
 from tilenet.planning.halo_modes import FASTER, plan_modes
-from tilenet.planning.memory.swept_partitions import partition_peaks
-from tilenet.planning.memory.trained_sweeps import plan_sweeps, trained_bytes
+from tilenet.planning.memory.sweeps.swept_partitions import partition_peaks
+from tilenet.planning.memory.sweeps.trained_sweeps import plan_sweeps, trained_bytes
 from tilenet.planning.plan import MODES, OwnNetwork, Plan, Question
 from tilenet.planning.search import Search
 from tilenet.planning.swept_plan import swept_plans

@@ -23,7 +23,7 @@ from tilenet.planning.maps.question import MapQuestion
 from tilenet.planning.maps.strips import GPU_STRIP_PX
 from tilenet.planning.memory.inference import inference_bytes
 from tilenet.planning.memory.map_limits import countable
-from tilenet.planning.memory.swept_maps import swept_bytes
+from tilenet.planning.memory.sweeps.swept_maps import swept_bytes
 
 OPTIONS = UNetOptions(poolings=5, base=64, bands=4, classes=1, norm="instance")
 LAYERS = unet_layers(OPTIONS)

@@ -13,7 +13,7 @@ from tilenet.planning.kept_maps import kept_cells
 from tilenet.planning.maps.choose import choose_map
 from tilenet.planning.maps.question import MapQuestion
 from tilenet.planning.maps.strips import GPU_STRIP_PX
-from tilenet.planning.memory.swept_maps import swept_bytes
+from tilenet.planning.memory.sweeps.swept_maps import swept_bytes
 from tilenet.planning.plan import Plan, Question
 from tilenet.planning.time.roofline import ITEM_BYTES
 

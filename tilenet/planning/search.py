@@ -43,7 +43,7 @@ class Search:
         self.question = question
         self.estimator = Estimator(question)
         check_question(question)
-        self.planned = lru_cache(maxsize=None)(self.plan)
+        self.planned = lru_cache(maxsize=None)(self._planned)
 
     def best(self, count: int = 3, among: Callable[[Layout], bool] | None = None) -> list[Plan]:
         """The fastest plans that fit, best first, a layout each; empty where nothing fits.
@@ -276,6 +276,16 @@ class Search:
         return estimator.describe(
             layout, min(fitting, key=lambda balance: estimator.step_s(layout, balance)[0])
         )
+
+    def _planned(self, layout: Layout) -> Plan | None:
+        """`plan`, which is not asked where fewer micro-batches at once do not fit either."""
+        if not layout.swap:  # one that need not swap is none that swaps
+            first = self._micro_batches(layout.partitions, layout.micro_batches)[0]
+            mode: Checkpointing = "never" if layout.checkpointing == "never" else "always"
+            fewest = replace(layout, micro_batches=first, checkpointing=mode)
+            if fewest != layout and self.planned(fewest) is None:
+                return None
+        return self.plan(layout)
 
     def _fits(self, layout: Layout, balance: Balance) -> bool:
         return self.estimator.num_bytes(layout, balance) <= self.question.limit_bytes

@@ -15,8 +15,8 @@ from tilenet.planning.balance import block_seconds, least_time, most_partitions,
 from tilenet.planning.compatibility import sweep_obstacle
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.states import state_bytes
-from tilenet.planning.memory.swept_partitions import partition_peaks
-from tilenet.planning.memory.trained_sweeps import (
+from tilenet.planning.memory.sweeps.swept_partitions import partition_peaks
+from tilenet.planning.memory.sweeps.trained_sweeps import (
     ALL_CELLS,
     averaged_sweeps,
     plan_sweeps,

@@ -10,7 +10,7 @@ from tilenet.model.network import Network
 from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.planning.memory.trained_sweeps import plan_sweeps
+from tilenet.planning.memory.sweeps.trained_sweeps import plan_sweeps
 from tilenet.planning.time.roofline import ITEM_BYTES
 from tilenet.training.setup.run_plan import RunPlan
 

@@ -21,7 +21,7 @@ from tilenet.model.origin import Origin
 from tilenet.parallel.exchange import swept
 from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.swept_training import SweptPipe
-from tilenet.planning.memory.trained_sweeps import maps_to_keep
+from tilenet.planning.memory.sweeps.trained_sweeps import maps_to_keep
 
 pytestmark = pytest.mark.ranks(2, (3, 4))
 

@@ -20,7 +20,7 @@ from tilenet.planning.memory.inference import inference_bytes
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.live import LiveBytes
 from tilenet.planning.memory.partition import block_bytes, partition_bytes
-from tilenet.planning.memory.swept_maps import swept_bytes
+from tilenet.planning.memory.sweeps.swept_maps import swept_bytes
 
 SMALL = UNetOptions(poolings=2, base=4, bands=3, classes=5)
 SHAPES = list(product((1, 3), ("same", "valid"), ("nearest", "bilinear", "transposed")))

@@ -10,7 +10,7 @@ from tilenet.geometry.sweep import maps_before
 from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.planning.kept_maps import kept_maps
 from tilenet.planning.maps.question import MapPlan, MapQuestion
-from tilenet.planning.memory.swept_maps import swept_bytes
+from tilenet.planning.memory.sweeps.swept_maps import swept_bytes
 
 
 def plan_passes(

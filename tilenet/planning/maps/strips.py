@@ -14,7 +14,7 @@ from tilenet.geometry.tiles import Cut, Tiling, cut
 from tilenet.planning.maps.passes import choose_kept_maps, largest_strip, swept_work
 from tilenet.planning.maps.question import MapPlan, MapQuestion
 from tilenet.planning.memory.map_limits import countable
-from tilenet.planning.memory.swept_maps import swept_bytes
+from tilenet.planning.memory.sweeps.swept_maps import swept_bytes
 
 # Rows of the deepest maps in a strip, the best first: with fewer rows their neighbours are copied
 # more often than they are computed. STRIP_PX is the fewest rows of the image.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tilenet.choices import Checkpointing
 from tilenet.planning.memory.layer_cost import LayerBytes
-from tilenet.planning.memory.skips import find_skips
+from tilenet.planning.memory.skips import SameCosts, find_skips
 from tilenet.planning.memory.walk import Walk
 
 
@@ -41,7 +41,7 @@ def blocks_from(
     stored = stored and again
     # A planner passes the same tuple again and again, with other numbers of micro-batches.
     walk_blocks = _cached_walk_blocks if isinstance(costs, tuple) else _walk_blocks
-    block = walk_blocks(_Same(costs), start, start > 0 or micro_batches > 1, again, apart)
+    block = walk_blocks(SameCosts(costs), start, start > 0 or micro_batches > 1, again, apart)
     before, stops = block.before, block.stops
     num_inputs = np.where((block.input_from < stops) | again | (start == 0), micro_batches, 1)
     if stored and start > 0:  # images wait where they are
@@ -74,19 +74,6 @@ def _all_kept(block: "_Blocks", micro_batches: int, apart: bool) -> NDArray[np.i
     return activations
 
 
-class _Same:
-    """Costs that are equal where they are one object: a key that need not look into them."""
-
-    def __init__(self, costs: Sequence[LayerBytes]) -> None:
-        self.costs = costs
-
-    def __hash__(self) -> int:
-        return id(self.costs)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.costs is other.costs
-
-
 @dataclass(frozen=True)
 class _Blocks:
     """The blocks that begin with one layer, for one micro-batch; arrays over their ends.
@@ -114,7 +101,7 @@ class _Blocks:
     input_from: int
 
 
-def _walk_blocks(same: _Same, start: int, copied: bool, again: bool, apart: bool) -> _Blocks:
+def _walk_blocks(same: SameCosts, start: int, copied: bool, again: bool, apart: bool) -> _Blocks:
     """Walk over the blocks from `start` on.
 
     Args:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tilenet.geometry.layers import Stash
 from tilenet.planning.memory.layer_cost import LayerBytes
@@ -24,8 +25,27 @@ class Skip:
     gradient: int
 
 
-def find_skips(costs: Sequence[LayerBytes]) -> list[Skip]:
+class SameCosts:
+    """Costs that are equal where they are one object: a key that need not look into them."""
+
+    def __init__(self, costs: Sequence[LayerBytes]) -> None:
+        self.costs = costs
+
+    def __hash__(self) -> int:
+        return id(self.costs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameCosts) and self.costs is other.costs
+
+
+def find_skips(costs: Sequence[LayerBytes]) -> Sequence[Skip]:
     """The skips of a network, in the order of their pops."""
+    find = _cached_skips if isinstance(costs, tuple) else _find_skips
+    return find(SameCosts(costs))
+
+
+def _find_skips(same: SameCosts) -> tuple[Skip, ...]:
+    costs = same.costs
     stashes: dict[str, int] = {}
     skips = []
     for index, cost in enumerate(costs):
@@ -41,4 +61,7 @@ def find_skips(costs: Sequence[LayerBytes]) -> list[Skip]:
             map_bytes = 0 if isinstance(layer, Stash) and layer.sizes else costs[stash].input
             gradient = size if stash == first_stash[storage] else 0
             skips.append(Skip(stash, index, map_bytes, gradient))
-    return skips
+    return tuple(skips)
+
+
+_cached_skips = lru_cache(maxsize=64)(_find_skips)

@@ -16,7 +16,7 @@ from tilenet.planning.compatibility import (
     whole_image,
 )
 from tilenet.planning.memory.map_limits import check_map_sizes, check_weight_bytes
-from tilenet.planning.memory.trained_sweeps import averaged_sweeps, plan_sweeps
+from tilenet.planning.memory.sweeps.trained_sweeps import averaged_sweeps, plan_sweeps
 from tilenet.planning.mesh import most_tiles
 from tilenet.planning.micro_batches import most_stacked
 from tilenet.training.config.run_file import RunFile

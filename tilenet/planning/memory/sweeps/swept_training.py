@@ -23,13 +23,14 @@ from tilenet.geometry.sweep import (
     sweep,
 )
 from tilenet.planning.memory.layer_cost import LayerBytes
-from tilenet.planning.memory.strip_layers import (
+from tilenet.planning.memory.sweeps.strip_layers import (
     WEIGHT_BYTES,
     cast_bytes,
     copied_cols,
     forward_bytes,
 )
-from tilenet.planning.memory.swept_maps import Piece
+from tilenet.planning.memory.sweeps.swept_maps import Piece
+from tilenet.planning.memory.sweeps.tall_parts import SweepBytes
 
 LABEL_BYTES = 8  # of a pixel's label, as the loss takes it
 
@@ -140,10 +141,9 @@ class SweptBackward:
         self.uses: Counter[int] = Counter()
         self.now = self.most = self.state_gradient_bytes = 0
         self.tape: list[_Node] | None = None  # None: nothing is kept for backward
-        self.state_bytes = 0  # once it was swept forward
 
-    def peak(self, edges: tuple[int, ...], *, keeps_logits: bool) -> int:
-        """Most bytes of a sweep.
+    def walk(self, edges: tuple[int, ...], *, keeps_logits: bool) -> SweepBytes:
+        """Bytes of a sweep.
 
         Args:
             keeps_logits: Whether the loss keeps as many bytes as the last map has.
@@ -152,15 +152,20 @@ class SweptBackward:
         for strip in strips:
             states.append(self.kept_state())
             self.pass_strip(strip)
-        self.clear(*self.maps)
-        self.state_bytes = self.now
-        self.now += self.weight_bytes
+        states_bytes = self.end_forward()
         of_state: list[int | None] = []
         for strip, state in zip(reversed(strips), reversed(states), strict=True):
             of_state = self.backpropagate(
                 self.recompute(strip, state, keeps_logits=keeps_logits), of_state
             )
-        return self.peak_bytes
+        return SweepBytes(self.peak_bytes, states_bytes)
+
+    def end_forward(self) -> int:
+        """Let the last rows go, and the weights come; return the bytes of all states."""
+        self.clear(*self.maps)
+        states_bytes = self.now
+        self.now += self.weight_bytes
+        return states_bytes
 
     @property
     def peak_bytes(self) -> int:

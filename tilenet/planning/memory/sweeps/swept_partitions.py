@@ -13,8 +13,9 @@ from itertools import accumulate, pairwise
 
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import Strip, strip_edges, sweep
-from tilenet.planning.memory.swept_training import RecomputedStrip, SweptBackward, SweptRows
-from tilenet.planning.memory.trained_sweeps import strip_costs
+from tilenet.planning.memory.sweeps.swept_training import RecomputedStrip, SweptBackward, SweptRows
+from tilenet.planning.memory.sweeps.tall_parts import SweepBytes, bytes_of_height
+from tilenet.planning.memory.sweeps.trained_sweeps import strip_costs
 
 
 @lru_cache(maxsize=256)
@@ -36,17 +37,23 @@ def partition_peaks(
         strip_rows: Rows of a strip.
         balance: Layers per partition; none of them averages over the whole image.
     """
-    costs, edges = strip_costs(layers, width, item_bytes), strip_edges(height, strip_rows)
+    costs = strip_costs(layers, width, item_bytes)
     ends = [0, *accumulate(balance)]
     owned = [range(first, stop) for first, stop in pairwise(ends)]
-    peaks = []
-    for number, own in enumerate(owned):
+
+    def peak(number: int) -> int:
+        own = owned[number]
         alone = costs[own.start].first if number else None  # received rows are not written over
         changed = (*costs[: own.start], alone or costs[own.start], *costs[own.start + 1 :])
-        swept = SweptBackward(layers, (height, width), item_bytes, changed, own=own)
-        strips = tuple(sweep(layers, edges, own))
-        peaks.append(_Partition(swept, strips, _links(swept, owned, number)).most_bytes())
-    return tuple(peaks)
+
+        def walk(rows: int) -> SweepBytes:
+            swept = SweptBackward(layers, (rows, width), item_bytes, changed, own=own)
+            strips = tuple(sweep(layers, strip_edges(rows, strip_rows), own))
+            return _Partition(swept, strips, _links(swept, owned, number)).walk()
+
+        return bytes_of_height(walk, layers, height, strip_rows).peak
+
+    return tuple(map(peak, range(len(owned))))
 
 
 @dataclass(frozen=True)
@@ -103,16 +110,15 @@ class _Partition:
     strips: Sequence[Strip]
     links: _Links
 
-    def most_bytes(self) -> int:
-        """Most bytes on its device."""
+    def walk(self) -> SweepBytes:
+        """Bytes on its device."""
         swept, states, inbox = self.swept, [], _ReceivedRows(self.swept, self.strips, self.links)
         for number, strip in enumerate(self.strips):
             states.append(swept.kept_state())
             received = inbox.take(number)
             swept.pass_strip(strip, received)
             swept.drop(*received.values())
-        swept.clear(*swept.maps)
-        swept.now += swept.weight_bytes
+        states_bytes = swept.end_forward()
         strips, behind = self.strips[::-1], self.links.num_behind
         inbox = _ReceivedRows(swept, strips, self.links)
         open_strips, of_state = dict[int, _OpenStrip](), list[int | None]()
@@ -128,7 +134,7 @@ class _Partition:
                 ended = open_strips.pop(turn - behind)
                 of_state = swept.backpropagate(ended.recomputed, of_state, ended.gradients)
                 swept.drop(*ended.received)
-        return swept.peak_bytes
+        return SweepBytes(swept.peak_bytes, states_bytes)
 
     def _take_gradients(self, open_strips: Mapping[int, _OpenStrip], turn: int) -> None:
         """Take the gradients that can have come once a strip was begun."""

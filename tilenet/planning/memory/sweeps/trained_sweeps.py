@@ -6,7 +6,7 @@ states of all sweeps at one time are those of a single one, in parts. Where thes
 some sweeps begin at maps before them, or at the image, and compute layers again.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -17,7 +17,8 @@ from tilenet.geometry.sweep import Sweeps, maps_before, strip_edges
 from tilenet.planning.kept_maps import kept_maps
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.layer_cost import LayerBytes
-from tilenet.planning.memory.swept_training import SweptBackward
+from tilenet.planning.memory.sweeps.swept_training import SweptBackward
+from tilenet.planning.memory.sweeps.tall_parts import SweepBytes, bytes_of_height
 
 FEWEST_ROWS = 64  # of a strip
 ALL_CELLS = 1 << 63
@@ -65,10 +66,11 @@ def plan_sweeps(
         rows *= 2
 
     costs = strip_costs(layers, width, item_bytes)
+    make = partial(SweptBackward, layers, item_bytes=item_bytes, costs=costs)
 
     def last_peak(strip_rows: int) -> int:
-        swept = SweptBackward(layers, (height, width), item_bytes, costs)
-        return swept.peak(strip_edges(height, strip_rows), keeps_logits=True)
+        walk = partial(_walk, make, width, strip_rows, True)
+        return bytes_of_height(walk, layers, height, strip_rows).peak
 
     best, room = min(sizes, key=last_peak), int(SHARE * device_bytes)
     heights = {best, min(2 * best, sizes[-1])}  # higher ones take less where maps are kept
@@ -134,13 +136,20 @@ def trained_bytes(
     """
     costs = strip_costs(layers, width, item_bytes)
     by_sweep = maps_to_keep(layers, height, width, most_cells) if most_cells else {}
-    edges, size = strip_edges(height, strip_rows), (height, width)
     sweeps, stored = list[_Sweep](), frozenset[int]()
     for stop in (*averaged_sweeps(layers), len(layers)):
         after = by_sweep.get(stop, ())
-        swept = SweptBackward(layers[:stop], size, item_bytes, costs[:stop], stored, after)
-        peak = swept.peak(edges, keeps_logits=stop == len(layers))
-        sweeps.append(_Sweep(swept, peak))
+        make = partial(
+            SweptBackward,
+            layers[:stop],
+            item_bytes=item_bytes,
+            costs=costs[:stop],
+            stored=stored,
+            keeps=after,
+        )
+        walk = partial(_walk, make, width, strip_rows, stop == len(layers))
+        num_bytes = bytes_of_height(walk, layers, height, strip_rows)
+        sweeps.append(_Sweep(make((height, width)), num_bytes.peak, num_bytes.states))
         stored = frozenset(after)
     if not any(by_sweep.values()):
         weights = sweeps[-1].swept.weight_bytes
@@ -154,12 +163,24 @@ def strip_costs(layers: tuple[Layer, ...], width: int, item_bytes: int) -> tuple
     return layer_bytes(layers, -(-FEWEST_ROWS // unit) * unit, width, PRECISIONS[item_bytes])
 
 
+def _walk(
+    make: Callable[[tuple[int, int]], SweptBackward],
+    width: int,
+    strip_rows: int,
+    keeps_logits: bool,
+    rows: int,
+) -> SweepBytes:
+    swept = make((rows, width))
+    return swept.walk(strip_edges(rows, strip_rows), keeps_logits=keeps_logits)
+
+
 @dataclass(frozen=True)
 class _Sweep:
-    """One of the sweeps of a part, and the most bytes that it takes by itself."""
+    """One of the sweeps of a part, the most bytes that it takes by itself, and of its states."""
 
     swept: SweptBackward
     peak: int
+    states: int
 
 
 def _live(sweeps: list[_Sweep], number: int) -> int:
@@ -173,7 +194,7 @@ def _live(sweeps: list[_Sweep], number: int) -> int:
     size = sweeps[-1].swept.map_bytes
     return (
         own.peak
-        + sum(sweep.swept.state_bytes for sweep in before)
+        + sum(sweep.states for sweep in before)
         + sum(sweep.swept.weight_bytes for sweep in after)
         + sum(size(map_) for map_ in maps)
     )

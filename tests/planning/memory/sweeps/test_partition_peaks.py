@@ -10,8 +10,8 @@ from test_trained_bytes import SIZE, built
 
 from tilenet.geometry.sweep import Sweeps, strip_edges
 from tilenet.planning.balance import likely_balance
-from tilenet.planning.memory import swept_partitions
-from tilenet.planning.memory.swept_partitions import partition_peaks
+from tilenet.planning.memory.sweeps import swept_partitions
+from tilenet.planning.memory.sweeps.swept_partitions import partition_peaks
 
 CASES = [
     ("nearest", 64, 3),

@@ -23,7 +23,7 @@ from tilenet.model.network import Network, build_network
 from tilenet.model.origin import Origin
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.planning.memory.live import LiveBytes
-from tilenet.planning.memory.trained_sweeps import (
+from tilenet.planning.memory.sweeps.trained_sweeps import (
     ALL_CELLS,
     maps_to_keep,
     plan_sweeps,

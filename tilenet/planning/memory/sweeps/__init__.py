@@ -1,0 +1,1 @@
+"""Bytes that a device needs."""
