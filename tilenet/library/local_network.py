@@ -1,7 +1,10 @@
 """A network over this rank's windows, as a module that a user-written loop calls."""
 
+import hashlib
+from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor, nn
 
 from tilenet.adoption.adopt import Adopted
@@ -10,6 +13,7 @@ from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network, network_to_fill
 from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
+from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.tf32 import tf32_if_asked
 from tilenet.parallel.sums.gradients import GradientSum
 
@@ -67,6 +71,54 @@ class LocalNetwork(nn.Module):
     def module_state(self) -> dict[str, Tensor]:
         """The weights under the module's own names, for its `load_state_dict`."""
         return self.adopted.module_state(self.network.state_dict())
+
+    def check_weights(self, comm: "MPI.Intracomm") -> None:
+        """Refuse weights that differ between ranks, or that were changed so that none can be one.
+
+        Collective.
+
+        Raises:
+            AgreedError: On all ranks; names the weight.
+        """
+        own = self._states()
+        first = comm.bcast(own, root=0)
+        with agreed(comm):
+            self._check_as_split()
+            for name, state in own.items():
+                if state != first[name]:
+                    raise TilenetError(
+                        f"all ranks begin a loop with the same weights (rank {comm.rank}: {name} "
+                        f"is {state}, rank 0: {first[name]}); load and fix weights on all ranks, "
+                        "or before split"
+                    )
+
+    def _states(self) -> dict[str, str]:
+        """What is the same on all ranks, by names of the module: values, and what is trained."""
+        trained = {name for name, weight in self.network.named_parameters() if weight.requires_grad}
+        states = {"the network": "in training" if self.training else "in evaluation"}
+        for name, tensor in self.network.state_dict().items():
+            num_bytes = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest = hashlib.blake2b(memoryview(num_bytes.numpy()), digest_size=4).hexdigest()
+            states[self.adopted.names[name]] = digest + ", trained" * (name in trained)
+        return states
+
+    def _check_as_split(self) -> None:
+        """Refuse another dtype, and weights thawed since then that several layers share."""
+        shared = {name for names in self.adopted.shared.values() for name in names}
+        uses = Counter(self.adopted.names.values())
+        for name, weight in self.network.named_parameters():
+            of_module = self.adopted.names[name]
+            if weight.dtype != parameter_dtype(self.adopted.precision):
+                raise TilenetError(
+                    f"a network keeps the precision that it was split in ({of_module}: "
+                    f"{weight.dtype}, split: {self.adopted.precision}); call net.double() or "
+                    "net.float() before split"
+                )
+            if weight.requires_grad and name not in shared and uses[of_module] > 1:
+                raise TilenetError(
+                    "a weight that several layers share is one weight only if it was trained when "
+                    f"the network was split ({of_module}: fixed then, trained now); thaw it before"
+                )
 
     def gradients(self, comm: "MPI.Intracomm") -> GradientSum:
         """The sum of its gradients over all ranks, built on the first call, which is collective."""

@@ -82,6 +82,7 @@ def open_data(
     """
     with agreed(comm):
         check_names(keys, KEYS, "steps")
+    local.check_weights(comm)
     alike = repr(sorted(keys.items(), key=str))
     run, _ = read_once(lambda: (_run_file(local, keys), None), comm, alike)
     watchdog = stack.enter_context(Watchdog(run.hang_seconds, f"rank {comm.rank} of {comm.size}"))

@@ -138,6 +138,8 @@ class OwnStep:
                 "keep what you need of them"
             )
         self._begun = True
+        if self._means.own.plan.halo_mode != "overlap":  # ranks wait for each other's halos
+            self._means.meeting.at(f"the tiles of step {self.number + 1}")
         for place in range(self._count):
             parts = next(self._tiles)
             self._last = place + 1 == self._count
@@ -173,6 +175,7 @@ class OwnStep:
         for parts in self._places():
             device = pipe.devices[-1]
             uploaded = [replace(part, labels=upload(part.labels, device)) for part in parts]
+            self._check_gradients()
             means.gradients.restore()
             if self._last:
                 means.gradients.arm()
@@ -180,6 +183,7 @@ class OwnStep:
                 tiles = [sums_ for _, sums_ in tile_sums(pipe, [uploaded], offset_px, of_window)]
                 total = torch.stack(tiles).sum(0)
                 total[0].backward()  # type: ignore[no-untyped-call]
+            means.gradients.mark()
             self._sums += total.tolist()
 
     def add(self, loss_sum: Tensor, weight: Tensor | float | None = None) -> None:
@@ -191,7 +195,8 @@ class OwnStep:
             weight: Σ w; the step divides by the sum over all tiles and ranks.
 
         Raises:
-            TilenetError: The loss is a mean, the weight is missing, or the tile was added before.
+            TilenetError: The loss is a mean, the weight is missing, the tile was added before, or
+                gradients were changed since the tile before.
         """
         if not self._unadded:
             raise TilenetError(
@@ -200,12 +205,14 @@ class OwnStep:
             )
         value = _checked(weight)
         check_summed(loss_sum)
+        self._check_gradients()
         self._unadded = False
         self._means.gradients.restore()
         if self._last:
             self._means.gradients.arm()
         with tf32_if_asked(self._means.local.adopted.precision):
             loss_sum.reshape(()).backward()  # type: ignore[no-untyped-call]
+        self._means.gradients.mark()
         self._sums += float(loss_sum.detach()), value
 
     def apply(
@@ -225,15 +232,16 @@ class OwnStep:
 
         Raises:
             AgreedError: On all ranks: a rank has not added all of its tiles, or is at another step,
-                or the loss is not finite.
-            TilenetError: The optimizer holds other weights than those that the loop began with, or
-                `clip_norm` is no length.
+                takes another optimizer, learning rate or `clip_norm`, or the loss is not finite.
+            TilenetError: The optimizer holds other weights than those that the loop began with,
+                gradients were changed after the last tile, or `clip_norm` is no length.
         """
         self._check_done()
+        self._check_gradients()
         self._check_optimizer(optimizer)
         if clip_norm is not None and not 0 < clip_norm < np.inf:
             raise TilenetError(f"clip_norm is a length above 0 (clip_norm: {clip_norm})")
-        self._means.meeting.at(f"step {self.number + 1}")
+        self._means.meeting.at(self._update(optimizer, clip_norm))
         self._applied = True
         self._means.gradients.finish()
         self._means.running.finish()
@@ -257,11 +265,30 @@ class OwnStep:
         self._means.count(self.number + 1)
         return loss / weight
 
-    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
+    def _check_gradients(self) -> None:
+        if self._means.gradients.changed:
             raise TilenetError(
-                f"step.apply takes an optimizer ({type(optimizer).__name__} is none); let a "
-                "scheduler make its own step after it"
+                "gradients of a step are sums over its tiles until it is applied (step "
+                f"{self.number + 1}: they were changed, as by zero_grad or clip_grad_norm_); set "
+                "them to zero before the first tile, and give step.apply clip_norm"
+            )
+
+    def _update(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> str:
+        """What must be the same on all ranks."""
+        rates = [float(group.get("lr", 0)) for group in optimizer.param_groups]
+        trained = sum(weight.requires_grad for weight in self._means.local.network.parameters())
+        return (
+            f"step {self.number + 1} of {trained} weights, {type(optimizer).__name__}, lr "
+            f"{', '.join(map(str, rates))}, clip_norm {clip_norm}"
+        )
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(
+            optimizer, torch.optim.LBFGS
+        ):
+            raise TilenetError(
+                "step.apply takes an optimizer whose step() needs no closure "
+                f"({type(optimizer).__name__} is none); let a scheduler make its own step after it"
             )
         own = [weight for group in optimizer.param_groups for weight in group["params"]]
         if self._means.gradients.lacks([*own, *self._means.local.network.trained]):

@@ -91,6 +91,7 @@ class GradientSum:
             self._updated = [block(piece, comm) for piece in self._pieces]
             for gradient, own in self._own(shares):
                 own.grad = gradient
+        self._marks: list[tuple[nn.Parameter, Tensor, int]] = []
         self._missing: list[int] = []
         self._waiting: list[int] = []
         self._armed = False
@@ -119,7 +120,8 @@ class GradientSum:
         start = 0
         for parameter in parameters:
             stop = start + parameter.numel()
-            self._views.append(flat[start:stop].view_as(parameter))
+            # With a version of its own, so that sums on the way are not taken for a change.
+            self._views.append(flat[start:stop].view_as(parameter).data)
             parameter.grad = self._views[-1]
             self._pieces_of.append(range(before + start // size, before - (-stop // size)))
             hook = self._hook(len(self._pieces_of) - 1)
@@ -148,6 +150,7 @@ class GradientSum:
         """Set all gradients to zero in place, and make them `.grad` again where replaced."""
         for flat in self._flats:
             flat.zero_()
+        self._marks = []
         self.keep()
 
     def keep(self) -> None:
@@ -166,6 +169,16 @@ class GradientSum:
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
         self.keep()
+
+    def mark(self) -> None:
+        """Note the gradients as they are now, behind a backward pass."""
+        pairs = zip(self._parameters, self._views, strict=True)
+        self._marks = [(p, view, view._version) for p, view in pairs if p.grad is view]
+
+    @property
+    def changed(self) -> bool:
+        """Whether a program changed gradients since `mark`."""
+        return any(p.grad is not view or view._version != now for p, view, now in self._marks)
 
     def lacks(self, parameters: Iterable[Tensor]) -> bool:
         """Whether a gradient is wanted of a parameter that is not summed."""
