@@ -20,6 +20,7 @@ from tilenet.geometry.windows import Window
 MANY = 2**20  # more than any halo has units
 
 
+@lru_cache(maxsize=1024)
 def output_size(layers: tuple[Layer, ...], cells: int, *, exact: bool = False) -> int:
     """Output cells for an input of `cells` pixels along an axis.
 
@@ -147,6 +148,7 @@ class MapShape:
         return self.channels * self.rows * self.cols
 
 
+@lru_cache(maxsize=1024)  # a planner asks for the same tiles again and again
 def map_shapes(layers: tuple[Layer, ...], height: int, width: int) -> tuple[MapShape, ...]:
     """The network's input, then each layer's output: one more than there are layers."""
     start = MapShape(layers[0].in_channels, height, width)
