@@ -53,4 +53,5 @@ def why_nothing_fits(question: Question) -> str:
 
 
 def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB"
+    value = num_bytes / GIB
+    return f"{value:.1f} GiB" if value >= 0.1 else f"{value:.1g} GiB"
