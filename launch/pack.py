@@ -4,13 +4,16 @@ A rank that starts opens some thousand small files. From the nodes' own disks th
 from the parallel file system, which reads one large file per node instead.
 """
 
+import json
 import os
 import re
 import sys
 import tarfile
 from argparse import ArgumentParser
+from importlib.metadata import distributions
 from io import BytesIO
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from tilenet.errors import TilenetError, printable
 from tilenet.storage.atomic import put
@@ -38,8 +41,9 @@ def main(arguments: list[str]) -> int:
         return 1
     if outside:
         print(
-            f"not in it, since they were installed with pip install -e: {', '.join(outside)}; "
-            "ranks read them where they are (without -e they are packed)"
+            "not in it, since they were installed with pip install -e: "
+            f"{printable(', '.join(outside))}; ranks read them where they are (without -e they are "
+            "packed)"
         )
     print(f"written: {printable(str(path))} ({path.stat().st_size / 2**20:.0f} MiB)")
     print(f"its job: tilenet job plan.json --packed {printable(str(path))} --script job.sh")
@@ -53,7 +57,8 @@ def pack(environment: Path, archive: Path) -> list[str]:
     themselves, as those of `uv venv --relocatable` do.
 
     Returns:
-        Packages that are elsewhere, since they were installed with `pip install -e`.
+        What is elsewhere: packages that were installed with `pip install -e`, and folders that
+            .pth files name besides.
 
     Raises:
         TilenetError: It is no virtual environment, or the archive cannot be written.
@@ -91,8 +96,26 @@ def pack(environment: Path, archive: Path) -> list[str]:
             f"the archive must be written to a disk with room for it ({archive}: "
             f"{error.strerror}); name another file"
         ) from error
-    names = {path.name for path in environment.glob("lib/python*/site-packages/__editable__.*.pth")}
-    return sorted(name.removeprefix("__editable__.").removesuffix(".pth") for name in names)
+    return _outside(environment)
+
+
+def _outside(environment: Path) -> list[str]:
+    """Name what Python finds in other places: editable packages, then folders of .pth files."""
+    packages = list(environment.glob("lib/python*/site-packages"))
+    names, places = [], [environment.resolve()]
+    for package in distributions(path=list(map(str, packages))):
+        origin = json.loads(package.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            names.append(f"{package.name}-{package.version}")
+            places.append(Path(unquote(urlsplit(origin["url"]).path)).resolve())
+    lines = [
+        line.rstrip()
+        for path in sorted(path for folder in packages for path in folder.glob("*.pth"))
+        for line in path.read_text("utf-8", "surrogateescape").splitlines()
+        if line.startswith("/")  # others are comments, imports and folders inside
+    ]
+    folders = [line for line in lines if not any(map(Path(line).resolve().is_relative_to, places))]
+    return [*sorted(names), *folders]
 
 
 def relocatable(program: bytes, environment: Path) -> bytes:

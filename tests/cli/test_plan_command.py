@@ -44,7 +44,7 @@ def test_the_papers_small_model_on_a_summit_node(capsys: Capture) -> None:
     assert re.search(r"^ +0 +109 +72,301,856 +\d+\.\d\d ", said, re.MULTILINE)
     assert "approximate: the halo (92 px) is narrower than the exact one (192 px)" in said
     assert "pipeline       12 tiles per rank, 1 micro-batch at once" in said
-    assert "Seconds are the roofline's for NVIDIA V100 SXM2 16 GB" in said
+    assert "seconds are the roofline's for NVIDIA V100 SXM2 16 GB" in said
 
 
 @pytest.mark.parametrize("ranks", [1, 6])
@@ -291,7 +291,9 @@ def test_what_is_of_unets_alone_is_refused(refusal: Any) -> None:
     assert "the network is a module" in refusal(main, 1, *OWN, *fixed, "--halo", "epsilon")
     said = refusal(main, 1, *OWN, *fixed, "--plot", "memory.png")
     assert "the bytes of levels are those of a U-Net (network: Residual" in said
-    assert "only --nodes, -o and --json" in refusal(main, 2, *OWN, "--replan", "plan.json")
+    assert "only --nodes, --profile, -o and --json" in refusal(
+        main, 2, *OWN, "--replan", "plan.json"
+    )
 
 
 @pytest.mark.parametrize(("scope", "said"), [("image", True), ("tile", False)])

@@ -1,6 +1,7 @@
 """`tilenet profile`: layers are measured one by one, and `tilenet plan` takes what was measured."""
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -105,11 +106,14 @@ def test_a_profile_is_written_and_planned_with(capsys: Capture, tmp_path: Path) 
         assert any(line.split()[:2] == [kind, str(count)] for line in table.splitlines())
     planned = [*SMALL[:-2], "--image", "48x64", "--grid", "1x1", "--profile", str(path)]
     assert plan_command.main([*planned, "-o", str(out)]) == 0
-    assert "roofline" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "roofline" not in text
+    assert f"measured on {profile.device} (float32, 48 × 64 px) and are taken for cpu;" in text
     total = sum(layer.forward_s + layer.backward_s for layer in profile.layers)
     answer = json.loads(out.read_text())["answer"]
     assert answer["pipeline_s"] == pytest.approx(total)
     for unlike, said in (
+        (["--precision", "float64"], "(profile: float32, plan: float64); profile again with --pre"),
         (["--convs", "2"], "in the network: "),
         (["--base", "8"], "(layer 0, conv, in the profile: out_channels 4, in the network: out_"),
         (["--bands", "4"], "(layer 0, conv, in the profile: in_channels 3, in the network: in_c"),
@@ -118,8 +122,27 @@ def test_a_profile_is_written_and_planned_with(capsys: Capture, tmp_path: Path) 
         assert plan_command.main(another) == 1
         refused = capsys.readouterr().err
         assert said in refused
-        assert "profile this network" in refused
+        assert re.search("; profile (this network|again)", refused)
         assert refused.count("\n") == 1
+
+
+def test_a_plan_is_made_again_with_its_profile(capsys: Capture, tmp_path: Path) -> None:
+    path, out = tmp_path / "profile.json", tmp_path / "plan.json"
+    assert main([*SMALL, "--tile", "32", "--repeats", "1", "-o", str(path)]) == 0
+    entry = json.loads(path.read_text())
+    for layer in entry["layers"]:
+        layer["forward_s"] += 0.5  # so that no roofline gives as many
+    path.write_text(json.dumps(entry))
+    asked = [*SMALL[:-2], "--image", "96x64", "--grid", "3x2", "--profile", str(path)]
+    assert plan_command.main([*asked, "-o", str(out)]) == 0
+    first = json.loads(out.read_text())["answer"]["step_s"]
+    assert first > 0.5 * len(LAYERS)
+    for more, wanted in ((["--profile", str(path)], True), ([], False)):
+        capsys.readouterr()
+        assert plan_command.main(["--replan", str(out), *more, "-o", str(out)]) == 0
+        again = json.loads(out.read_text())["answer"]["step_s"]
+        assert (again == pytest.approx(first)) == wanted
+        assert ("No --profile is given" in capsys.readouterr().out) != wanted
 
 
 def test_json_is_what_is_written(capsys: Capture, tmp_path: Path) -> None:

@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import rasterio
+import torch
+from torch import nn
 
 from tilenet.__main__ import main
 from tilenet.export.deepness import deepness_properties
 from tilenet.export.description import Description, Origin, origin_of
+from tilenet.export.job import MOST_ROUNDED, _rounded
+from tilenet.export.pixels import FromPixels
 from tilenet.export.stac import stac_item
 from tilenet.export.tile import ExportTile
 from tilenet.geometry.layers import Conv
+from tilenet.model.inputs import standardise
 from tilenet.storage.network_json import NetworkRecord
 
 Run = Callable[[str], Path]
@@ -35,7 +40,7 @@ RECORD = NetworkRecord(
 )
 TILE = ExportTile(525, 1, on_grid=True)
 ABOUT = Description(
-    *("my net.onnx", RECORD, "logits", TILE, False, "float32", 152, "2026-01-02T03:04:05Z"),
+    *("my net.onnx", RECORD, "logits", TILE, None, "float32", 152, "2026-01-02T03:04:05Z"),
     Origin("U-Net", 0.25),
 )
 
@@ -138,7 +143,7 @@ def test_a_stac_item_has_the_fields_of_its_extension() -> None:
     assert (facts["tilenet:halo_px"], facts["tilenet:alignment_px"], facts["gsd"]) == (2, 1, 0.25)
 
     heights = replace(RECORD, task="regression", classes=("height", "slope"))
-    other = stac_item(replace(ABOUT, file="網.pt2", record=heights, any_size=True))
+    other = stac_item(replace(ABOUT, file="網.pt2", record=heights, least_px=16))
     check(other, FIELDS)
     facts = other["properties"]
     assert (facts["mlm:name"], facts["mlm:tasks"]) == ("tilenet", ["regression"])
@@ -146,6 +151,57 @@ def test_a_stac_item_has_the_fields_of_its_extension() -> None:
     assert facts["mlm:output"][0]["name"] == "values"
     assert facts["mlm:output"][0]["result"]["shape"] == [-1, 2, -1, -1]
     assert other["assets"]["model"]["mlm:artifact_type"] == "torch.export.save"
+    kinds = (one["assets"]["model"]["type"].partition("; ")[2] for one in (item, other))
+    assert [*kinds] == ["framework=onnx", "framework=pytorch"]
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (("поле", "лес", "вода 2"), ["0", "1", "2"]),
+        (("a b", "a-b", "_a b_", "a.b"), ["a-b", "a-b-1", "a-b-2", "a-b-3"]),
+        (("1", "林", "a-3", "a", "", "ä"), ["1", "1-1", "a-3", "a", "4", "5"]),
+        (("a-2", "a", "a"), ["a-2", "a", "a-2-2"]),
+    ],
+)
+def test_classes_of_an_item_are_told_apart(names: tuple[str, ...], wanted: list[str]) -> None:
+    record = replace(RECORD, classes=names)
+    (output,) = stac_item(replace(ABOUT, record=record))["properties"]["mlm:output"]
+    found = output["classification:classes"]
+    assert [one["name"] for one in found] == wanted
+    assert [one["description"] for one in found] == [
+        name or str(number) for number, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "dtype", "said"),
+    [
+        (1e8 + 0.3, 289.0, "float32", "band blue (100000000, deviation 289) float32 holds multip"),
+        (1e8 + 0.3, 289.0, "float64", ""),
+        (3e6, 289.0, "float32", ""),  # where multiples of 0.25 are held
+        (-3e9, 2e5, "float32", "(-3e+09, deviation 2e+05) float32 holds multiples of 256 alone"),
+        (-3e9, 2e6, "float32", ""),
+        (123456789.0, 0.0, "float32", "(123456789, deviation 0) float32 holds multiples of 8 alo"),
+        (0.0, 1e-9, "float32", ""),
+    ],
+)
+def test_pixels_that_float32_does_not_hold_are_said(
+    mean: float, std: float, dtype: str, said: str
+) -> None:
+    """Where, and only where, the file and `tilenet predict` standardise unlike."""
+    record = replace(RECORD, mean=(10.0, -20.0, mean), std=(1.0, 2.0, std))
+    found = _rounded(replace(ABOUT, record=record, dtype=dtype))
+    assert len(found) == bool(said)
+    assert all(said in sentence for sentence in found)
+    values = (
+        np.random.default_rng(2).normal(record.mean, record.std, (40, 50, 3)).transpose(2, 0, 1)
+    )
+    kind = getattr(torch, dtype)
+    wanted = standardise(values, np.ones((40, 50), bool), record.mean, record.std, kind)
+    given = torch.from_numpy(values).to(kind)[None]
+    standardised = FromPixels(nn.Identity(), record, kind, softmax=False)(given)
+    assert (float((standardised - wanted).abs().max()) > MOST_ROUNDED / 2) == bool(said)
 
 
 def test_an_item_lies_next_to_the_file(

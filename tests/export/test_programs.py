@@ -1,6 +1,7 @@
 """A network that left tilenet gives what `tilenet predict` gives, from the same pixel values."""
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,25 @@ def test_an_unpadded_network_gives_what_is_left_of_its_input(
     found = loaded(out)(as_images(pixels))[0].numpy()
     wanted = tilenet.predict(run("unpadded"), pixels, output="logits")[:, 8:-8, 8:-8]
     assert np.abs(found - wanted).max() < 1e-12
+
+
+@pytest.mark.parametrize(("way", "least"), [("unet", 8), ("unpadded", 18), ("instance", 4)])
+def test_the_least_size_is_said(
+    run: Run, pixels: NDArray[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    way: str, least: int,
+) -> None:  # fmt: skip
+    out = tmp_path / "net.pt2"
+    assert main(["export", str(run(way)), str(out)]) == 0
+    found = re.search(
+        r"sizes from (\d+) px on that are multiples of (\d+) px,", capsys.readouterr().err
+    )
+    assert found
+    assert int(found[1]) == least
+    net = loaded(out)
+    assert net(as_images(pixels[:, :least, 40 : 40 + least])).numel() > 0
+    less = least - int(found[2])
+    with pytest.raises(RuntimeError, match=f">= {least}"):
+        net(as_images(pixels[:, :less, :less]))
 
 
 def test_a_module_of_windows_is_exported_with_its_code(

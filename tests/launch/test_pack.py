@@ -1,5 +1,6 @@
 """An environment in one archive runs where it is unpacked, and what cannot be packed is refused."""
 
+import json
 import os
 import subprocess
 import sys
@@ -69,13 +70,29 @@ def test_packages_left_in_their_checkouts_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (packages,) = environment.glob("lib/python*/site-packages")
-    (packages / "__editable__.mine-1.0.pth").write_text("/home/me/mine\n")
+    inside = environment / "src"
+    for name, text in (
+        ("__editable__.mine-1.0.pth", "import a_finder\n"),
+        ("_hatched.pth", "/home/me/has%20two parts/src\n"),
+        ("easy-install.pth", f"# old\n{inside}\n./here\n\n/home/me/old\n"),
+    ):
+        (packages / name).write_text(text)
+    for name, folder, editable in (
+        ("mine", "/home/me/mine", True),
+        ("hatched", "/home/me/has%2520two%20parts", True),
+        ("packed", "/home/me/packed", False),
+    ):
+        about = packages / f"{name}-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        origin = {"url": f"file://{folder}", "dir_info": {"editable": True} if editable else {}}
+        (about / "direct_url.json").write_text(json.dumps(origin))
     monkeypatch.setattr(sys, "prefix", str(environment))
     archive = environment / "env.tar"  # in what it holds, and yet not in itself
     archive.write_text("an older one")
     assert main([str(archive)]) == 0
     said = capsys.readouterr().out
-    assert "pip install -e: mine-1.0;" in said
+    assert "pip install -e: hatched-1.0, mine-1.0, /home/me/old;" in said
     assert f"--packed {archive}" in said.replace("'", "")
     with tarfile.open(archive) as file:
         assert not {name for name in file.getnames() if name.startswith("env.tar")}

@@ -21,7 +21,7 @@ from tilenet.planning.machines.read import known_machines, machine
 from tilenet.planning.memory.states import OPTIMIZER_STATES
 from tilenet.planning.plan import MODES, OwnNetwork, Question, write_plan
 from tilenet.planning.replan import replan
-from tilenet.planning.time.profile import read_profile
+from tilenet.planning.time.profile import Profile, read_profile
 from tilenet.planning.time.roofline import ITEM_BYTES
 
 
@@ -41,7 +41,8 @@ def main(arguments: list[str]) -> None:
 def _question(options: Namespace, arguments: Sequence[str]) -> Question:
     if options.replan is not None:
         _check_alone(arguments)
-        return replan(Path(options.replan), options.nodes)
+        again = replan(Path(options.replan), options.nodes)
+        return replace(again, profile=_profile(options))
     own = check_own_network(options)
     image, tiles = image_of(options)
     if image is None:
@@ -58,9 +59,12 @@ def _question(options: Namespace, arguments: Sequence[str]) -> Question:
     same = {name: value for name, value in vars(options).items() if name in names}
     same |= {"options": network, "epsilon_px": epsilon, "image": image, "machine": facts}
     same |= {"grid": tiles.grid, "tile_px": tiles.size_px}
-    if options.profile:
-        same["profile"] = read_profile(Path(options.profile))
+    same["profile"] = _profile(options)
     return Question(**same)
+
+
+def _profile(options: Namespace) -> Profile | None:
+    return read_profile(Path(options.profile)) if options.profile else None
 
 
 def _unet(options: Namespace) -> tuple[UNetOptions, int]:
@@ -77,10 +81,13 @@ def _own(options: Namespace) -> tuple[OwnNetwork, int]:
 
 def _check_alone(arguments: Sequence[str]) -> None:
     """Refuse options that the plan that is made again already holds."""
+    more = "--replan", "--nodes", "--profile", "--out", "--json"
     for word in arguments:
         name = word.partition("=")[0]
-        if name.startswith("--") and name not in ("--replan", "--nodes", "--out", "--json"):
-            raise UsageError(f"with --replan only --nodes, -o and --json may be given, not {name}")
+        if name.startswith("--") and name not in more:
+            raise UsageError(
+                f"with --replan only --nodes, --profile, -o and --json may be given, not {name}"
+            )
 
 
 def _positive(name: str, value: float) -> Any:

@@ -33,7 +33,7 @@ class Description:
         record: The checkpoint's.
         output: `logits` or `probabilities`.
         tile: The windows that it is run on.
-        any_size: Whether it takes others.
+        least_px: Least side of other windows that it takes; None: it takes no others.
         dtype: dtype of its input and output, by numpy's name.
         num_parameters: Number of its parameters.
         trained: Time at which its checkpoint was written, in UTC by RFC 3339.
@@ -44,7 +44,7 @@ class Description:
     record: NetworkRecord
     output: str
     tile: ExportTile
-    any_size: bool
+    least_px: int | None
     dtype: str
     num_parameters: int
     trained: str

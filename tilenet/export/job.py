@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
 from tilenet.errors import TilenetError
@@ -14,7 +15,7 @@ from tilenet.export.description import Description, origin_of
 from tilenet.export.pixels import FromPixels
 from tilenet.export.program import Traced, check_onnx, trace
 from tilenet.export.stac import stac_item
-from tilenet.export.tile import decide_tile
+from tilenet.export.tile import decide_least_px, decide_tile
 from tilenet.geometry.by_place import by_corners
 from tilenet.geometry.coordinates import Coordinates
 from tilenet.geometry.layers import GlobalPool, Layer, Norm
@@ -26,6 +27,7 @@ from tilenet.storage.checkpoints import WEIGHTS
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.storage.whole_checkpoint import checked_checkpoint
 
+MOST_ROUNDED = 1e-3  # of a band's deviation, that goes without saying
 WHAT, ITEM = "an exported network", "the description of an exported network"
 
 
@@ -73,14 +75,16 @@ def export_network(job: Export) -> list[str]:
     tile = decide_tile(context, record.opaque, job.tile_px)
     whole = FromPixels(network, record, dtype, softmax=job.output == "probabilities")
     # Deepness takes only .onnx files with a fixed size.
-    any_size = not onnx and record.opaque is None
-    traced = trace(whole, tile.px, context.alignment_px, any_size=any_size)
+    least_px = None
+    if not onnx and record.opaque is None:
+        least_px = decide_least_px(record.layers, context.alignment_px, tile.px)
+    traced = trace(whole, tile.px, context.alignment_px, least_px)
     about = Description(
         file=out.name,
         record=record,
         output=job.output,
         tile=tile,
-        any_size=traced.any_size,
+        least_px=traced.least_px,
         dtype=str(dtype).removeprefix("torch."),
         num_parameters=sum(parameter.numel() for parameter in network.parameters()),
         trained=_time_of(folder),
@@ -129,13 +133,32 @@ def _sentences(job: Export, about: Description) -> list[str]:
     """Return sentences on the file's input, its output, and differences from tilenet's maps."""
     tile, alignment_px = about.tile, about.record.context().alignment_px
     size, rest = f"{tile.px} × {tile.px} px", tile.px % alignment_px
-    if about.any_size:
-        size = f"sizes that are multiples of {alignment_px} px" + f" and {rest}" * (rest > 0)
+    if about.least_px is not None:
+        size = f"sizes from {about.least_px} px on that are multiples of {alignment_px} px"
+        size += f" and {rest}" * (rest > 0)
     grid = "" if tile.on_grid else ", which then begin off the network's grid, so that maps differ"
     return [
         f"{job.out} takes pixel values of {size}, and gives {job.output}; windows of "
         f"{tile.px} px overlap by {tile.overlap_percent} %{grid}",
+        *_rounded(about),
         *_notes(about.record),
+    ]
+
+
+def _rounded(about: Description) -> list[str]:
+    """Return a sentence on the band of which the file's float32 loses most, where that matters."""
+    if about.dtype != "float32":
+        return []
+    record = about.record
+    gaps = np.spacing(np.abs(record.mean, dtype=np.float32))
+    shares = gaps / [deviation if deviation > 0 else 1.0 for deviation in record.std]
+    worst = int(shares.argmax())
+    if shares[worst] <= MOST_ROUNDED:
+        return []
+    return [
+        f"near the mean of band {record.wanted_bands[worst]} ({record.mean[worst]:.9g}, deviation "
+        f"{record.std[worst]:.3g}) float32 holds multiples of {gaps[worst]:.3g} alone: of images "
+        "with values in between others' maps differ from those of tilenet predict"
     ]
 
 

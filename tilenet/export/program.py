@@ -30,11 +30,12 @@ class Traced:
 
     Attributes:
         program: The graph of torch.export.
-        any_size: Whether it takes any number of images of any aligned size; else one of one size.
+        least_px: Least side of the images of which it takes any number, of any aligned size; None:
+            it takes one image of one size.
     """
 
     program: ExportedProgram
-    any_size: bool
+    least_px: int | None
 
     def write(self, path: Path, properties: Mapping[str, str]) -> None:
         """Write a .pt2 file, or an .onnx file of one size.
@@ -58,29 +59,29 @@ class Traced:
             path.write_bytes(buffer.getbuffer())
 
 
-def trace(network: FromPixels, tile_px: int, alignment_px: int, *, any_size: bool) -> Traced:
+def trace(network: FromPixels, tile_px: int, alignment_px: int, least_px: int | None) -> Traced:
     """Record the operators of a network.
 
     Args:
         tile_px: Height and width, where it takes one size.
-        any_size: Whether it is to take others, multiples of the alignment larger or smaller. Where
-            torch cannot leave sizes open, it takes one all the same.
+        least_px: The least of other sizes that it is to take, multiples of the alignment larger or
+            smaller; None: it takes none. Where torch cannot leave sizes open, it takes one all the
+            same.
 
     Raises:
         TilenetError: torch's exporter does not take the network; with its reason.
     """
-    if any_size:
-        blocks, rest = divmod(tile_px, alignment_px)
-        least = min(2, blocks)
+    if least_px is not None:
+        least, rest = divmod(least_px, alignment_px)
         rows, cols = (alignment_px * Dim(name, min=least) + rest for name in ("rows", "cols"))
         sizes = 2, tile_px, tile_px + alignment_px  # unlike each other, or torch takes them for one
         try:
             open_sizes = {0: Dim("batch"), 2: rows, 3: cols}
-            return Traced(_recorded(network, *sizes, open_sizes), any_size=True)
+            return Traced(_recorded(network, *sizes, open_sizes), least_px)
         except Exception:  # whatever torch says of sizes
             pass
     try:
-        return Traced(_recorded(network, 1, tile_px, tile_px, None), any_size=False)
+        return Traced(_recorded(network, 1, tile_px, tile_px, None), least_px=None)
     except Exception as error:  # whatever it says of a user module
         raise TilenetError(
             "a network is exported where torch.export takes all of its operators "

@@ -6,14 +6,17 @@ from typing import Any
 import torch
 
 from tilenet.export.description import Description
+from tilenet.storage.network_json import NetworkRecord
 
 MLM = "https://stac-extensions.github.io/mlm/v1.5.2/schema.json"
-ARTIFACTS = {"pt2": "torch.export.save", "onnx": "torch.onnx.export"}
+# Kinds of files: the framework that reads them, and the function that writes them.
+ARTIFACTS = {"pt2": ("pytorch", "torch.export.save"), "onnx": ("onnx", "torch.onnx.export")}
 
 
 def stac_item(about: Description) -> dict[str, Any]:
     """The item as plain values; its asset is the exported file in the same folder."""
     stem, _, ending = about.file.rpartition(".")
+    framework, artifact_type = ARTIFACTS[ending]
     name = f"tilenet-{_letters(stem)}".rstrip("-._")
     bands = [str(band) for band in about.record.wanted_bands]
     # MLM looks for bands in the item's properties, STAC itself in the asset.
@@ -34,10 +37,10 @@ def stac_item(about: Description) -> dict[str, Any]:
             "model": {
                 "href": f"./{about.file}",
                 "title": f"{about.origin.architecture} trained by tilenet",
-                "type": "application/octet-stream; framework=pytorch",
+                "type": f"application/octet-stream; framework={framework}",
                 "roles": ["mlm:model"],
                 "bands": entries,
-                "mlm:artifact_type": ARTIFACTS[ending],
+                "mlm:artifact_type": artifact_type,
             }
         },
         "links": [],
@@ -50,17 +53,17 @@ def _model(about: Description, name: str, bands: list[str]) -> dict[str, Any]:
     is_regression = record.task == "regression"
     tasks = ["regression" if is_regression else "semantic-segmentation"]
     images, in_px, out_px = 1, about.tile.px, about.tile.px - 2 * record.context().offset_px
-    if about.any_size:
+    if about.least_px is not None:
         images = in_px = out_px = -1  # MLM's sign for any number
     classes = [
-        {"value": number, "name": _letters(text) or str(number), "description": text or str(number)}
-        for number, text in enumerate(record.classes)
+        {"value": number, "name": name, "description": text or str(number)}
+        for number, (name, text) in enumerate(zip(_names(record), record.classes, strict=True))
     ]
     return {
         "mlm:name": name,
         "mlm:architecture": about.origin.architecture,
         "mlm:tasks": tasks,
-        "mlm:framework": "PyTorch",
+        "mlm:framework": "PyTorch",  # which trained it, whatever runs it
         "mlm:framework_version": torch.__version__,
         "mlm:total_parameters": about.num_parameters,
         "mlm:input": [
@@ -105,6 +108,17 @@ def _own_properties(about: Description) -> dict[str, Any]:
     if about.origin.pixel_m is not None:
         values["gsd"] = about.origin.pixel_m
     return values
+
+
+def _names(record: NetworkRecord) -> list[str]:
+    """Names of the classes for the item, unlike each other."""
+    names: list[str] = []
+    for number, text in enumerate(record.classes):
+        name = _letters(text).strip("-_") or str(number)
+        while name in names:
+            name = f"{name}-{number}"
+        names.append(name)
+    return names
 
 
 def _letters(text: str) -> str:

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context
+from tilenet.geometry.layers import Layer
+from tilenet.geometry.maps import check_cells, output_size
 from tilenet.geometry.opaque import Opaque
+from tilenet.geometry.windows import Window
 
 LEAST_PX = 512  # smallest tile that is chosen without --tile
 MOST_PERCENT = 99  # largest overlap that Deepness takes
@@ -24,6 +27,26 @@ class ExportTile:
     px: int
     overlap_percent: int
     on_grid: bool
+
+
+def decide_least_px(layers: tuple[Layer, ...], alignment_px: int, tile_px: int) -> int:
+    """Least side, `tile_px` at most, of windows that a network takes where sizes are left open.
+
+    Torch traces sizes of one alignment for themselves: they are left open from two on.
+    """
+    first = min(2 * alignment_px + tile_px % alignment_px, tile_px)
+    sizes = range(first, tile_px, alignment_px)
+    return next((px for px in sizes if _is_taken(layers, px)), tile_px)
+
+
+def _is_taken(layers: tuple[Layer, ...], px: int) -> bool:
+    if output_size(layers, px) < 1:
+        return False
+    try:
+        check_cells(layers, Window(0, 0, px, px), None)
+    except TilenetError:
+        return False
+    return True
 
 
 def decide_tile(context: Context, opaque: Opaque | None, tile_px: int | None) -> ExportTile:

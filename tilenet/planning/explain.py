@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from tilenet.errors import TilenetError
+from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.halo_rule import halo_rule
 from tilenet.planning.compatibility import obstacle, off_grid, whole_image
@@ -15,6 +15,7 @@ from tilenet.planning.maps.question import MapQuestion
 from tilenet.planning.maps.strips import GPU_STRIP_PX
 from tilenet.planning.memory.sweeps.swept_maps import swept_bytes
 from tilenet.planning.plan import Plan, Question
+from tilenet.planning.time.profile import check_precision
 from tilenet.planning.time.roofline import ITEM_BYTES
 
 GIB = 2**30
@@ -30,8 +31,10 @@ def answer(question: Question, *, alone: bool = False) -> list[Plan]:
         alone: Whether the best plan is all.
 
     Raises:
-        TilenetError: See `plan_modes`.
+        TilenetError: The profile is of another precision; see `plan_modes`.
     """
+    if question.profile is not None:
+        check_precision(question.profile, question.precision)
     plans = plan_modes(question, alone=alone)
     return [replace(plan, notes=_notes(plan)) for plan in plans]
 
@@ -61,12 +64,22 @@ def _notes(plan: Plan) -> tuple[str, ...]:
             f"{question.machine.host_bytes / GIB:.0f} GiB, the rest is for decoded blocks of "
             "images); take fewer micro-batches or ranks per node."
         )
-    if question.profile is None:
-        notes.append(
-            f"Seconds are the roofline's for {question.machine.device}, with assumed efficiencies; "
-            "tilenet profile measures them."
-        )
+    notes.append(_source_of_seconds(question))
     return tuple(notes)
+
+
+def _source_of_seconds(question: Question) -> str:
+    planned, profile = question.machine.device, question.profile
+    if profile is None:
+        return (
+            f"No --profile is given: seconds are the roofline's for {planned}, with assumed "
+            "efficiencies; tilenet profile measures them."
+        )
+    return (
+        f"Seconds of layers were measured on {one_line(profile.device)} ({profile.precision}, "
+        f"{in_px((profile.height, profile.width))}) and are taken for {planned}; where that is "
+        "another device, profile on it."
+    )
 
 
 def _idle(plan: Plan) -> list[str]:

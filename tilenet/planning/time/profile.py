@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tilenet.errors import TilenetError
+from tilenet.errors import TilenetError, one_line
 from tilenet.geometry.layers import Layer
 from tilenet.planning.time.layer_time import LayerTime
 from tilenet.storage.layer_json import layer_from_json, layer_to_json
@@ -103,6 +103,20 @@ def read_profile(path: Path) -> Profile:
     if not all(1 <= side <= LARGEST_PX for side in (profile.height, profile.width)):
         raise _wrong(path, "height and width in pixels")
     return profile
+
+
+def check_precision(profile: Profile, precision: str) -> None:
+    """Refuse a profile of another precision.
+
+    Raises:
+        TilenetError: It is of another one.
+    """
+    if profile.precision != precision:
+        raise TilenetError(
+            "the profile must be of the precision that is planned (profile: "
+            f"{one_line(profile.precision)}, plan: {precision}); profile again with --precision "
+            f"{precision}"
+        )
 
 
 def layer_times_of_profile(
