@@ -120,7 +120,7 @@ def _network(random: Random, *, crops: bool) -> NetworkKeys:
         padding="valid" if unpadded else "same",
         upsampling=random.choice(["nearest", "bilinear", "transposed"]),
         norm=norm,
-        groups=2,
+        groups=2 if norm == "group" else None,
         dropout=random.choice([0, 0, 0.2, 0.4]),
         bias=random.choice([None, None, True, False]),
     )

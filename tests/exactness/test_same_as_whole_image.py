@@ -54,6 +54,10 @@ def options_of(keys: NetworkKeys) -> UNetOptions:
     return UNetOptions(**given, bands=3, classes=3)
 
 
+def with_norm(keys: NetworkKeys, norm: Any) -> NetworkKeys:
+    return replace(keys, norm=norm, groups=2 if norm == "group" else None)
+
+
 def run_file(folder: Path, scenes: list[Scene], network: NetworkKeys, **more: Any) -> RunFile:
     return RunFile(
         images=tuple(str(scene.image) for scene in scenes),

@@ -13,6 +13,7 @@ from test_same_as_whole_image import (
     run_file,
     scenes_of,
     wanted_of,
+    with_norm,
 )
 from whole_image import Scene
 
@@ -20,7 +21,7 @@ from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 
 pytestmark = pytest.mark.ranks(2, (3, 4))
 
-KEYS = NetworkKeys(poolings=2, base=6, groups=2, dropout=0.2)
+KEYS = NetworkKeys(poolings=2, base=6, dropout=0.2)
 LOSSES = ("ce", "dice", "ce+dice")
 NORMS = ("none", "instance", "group", "batch")
 MODES = ("overlap", "exchange")
@@ -49,7 +50,7 @@ def test_one_image(comm: MPI.Intracomm, shared_path: Path, norm: Any, mode: str)
     ways = grids(comm.size)
     rows, columns = ways[(NORMS.index(norm) + MODES.index(mode)) % len(ways)]
     mesh = MeshKeys(1, rows, columns)
-    check(comm, shared_path, scenes, replace(KEYS, norm=norm), halo_mode=mode, mesh=mesh)
+    check(comm, shared_path, scenes, with_norm(KEYS, norm), halo_mode=mode, mesh=mesh)
 
 
 @pytest.mark.parametrize("loss", LOSSES[1:])
@@ -83,7 +84,7 @@ def test_images_as_micro_batches_in_exchange(
     scenes = scenes_of(shared_path, [(60, 77), (41, 120), (97, 43)], comm)
     pipeline = {"micro_batches": 3, "partitions": 3, "checkpointing": "except_last"}
     mesh = {"halo_mode": "exchange", "mesh": MeshKeys(1, *grids(comm.size)[0])}
-    check(comm, shared_path, scenes, replace(KEYS, norm=norm), "ce+dice", **mesh, **pipeline)
+    check(comm, shared_path, scenes, with_norm(KEYS, norm), "ce+dice", **mesh, **pipeline)
 
 
 @pytest.mark.ranks(2, 4)
@@ -108,7 +109,7 @@ def test_images_that_flow(
     scenes = scenes_of(shared_path, [(60, 77), (41, 120), (97, 43)], comm)
     mesh = MeshKeys(comm.size // 2, 1, 2)
     check(
-        comm, shared_path, scenes, replace(KEYS, norm=norm), halo_mode=mode, mesh=mesh,
+        comm, shared_path, scenes, with_norm(KEYS, norm), halo_mode=mode, mesh=mesh,
         partitions=partitions, micro_batches=2, pipeline="1f1b", **more,
     )  # fmt: skip
 
@@ -120,7 +121,7 @@ def test_tiles_of_an_image_stacked_in_one_batch(
     """Statistics over the image with more tiles than ranks."""
     scenes = scenes_of(shared_path, [(97, 131), (98, 130)], comm)
     more = {"mesh": MeshKeys(1, 1, comm.size), "tiles": TileKeys(rows=2, columns=7)}
-    check(comm, shared_path, scenes, replace(KEYS, norm=norm), **more)
+    check(comm, shared_path, scenes, with_norm(KEYS, norm), **more)
 
 
 @pytest.mark.ranks(2, 4)

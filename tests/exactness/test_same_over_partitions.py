@@ -1,6 +1,5 @@
 """Partitions and micro-batches never change the result, together with ranks and tiles."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from test_same_as_whole_image import (
     run_file,
     scenes_of,
     wanted_of,
+    with_norm,
 )
 
 from tilenet.geometry.unet import unet_layers
@@ -74,7 +74,7 @@ def test_images_as_micro_batches(
     """Statistics over a whole image are exact where a micro-batch is one."""
     sizes = [(60, 77), (41, 120), (97, 33), (56, 56), (64, 31)]
     scenes = scenes_of(shared_path, sizes, comm)
-    keys = replace(NETWORKS["same-bilinear"], norm=norm, groups=2)
+    keys = with_norm(NETWORKS["same-bilinear"], norm)
     wanted = wanted_of(scenes, keys)
     pipeline = {"micro_batches": -(-len(scenes) // comm.size), "partitions": 3}
     mesh = MeshKeys(comm.size, 1, 1)

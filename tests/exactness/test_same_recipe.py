@@ -11,7 +11,14 @@ import torch
 from left_by_runs import weights
 from mpi4py import MPI
 from shared_out import grids
-from test_same_as_whole_image import SEED, check_same, options_of, outcome_of, read_outcome
+from test_same_as_whole_image import (
+    SEED,
+    check_same,
+    options_of,
+    outcome_of,
+    read_outcome,
+    with_norm,
+)
 from test_same_as_whole_image import scenes_of as scenes_with
 from whole_image import Scene
 from whole_recipe import train_recipe
@@ -34,7 +41,7 @@ from tilenet.training.config.run_file import RunFile
 
 pytestmark = pytest.mark.ranks(1, 2)
 
-KEYS = NetworkKeys(poolings=2, base=6, groups=2, dropout=0.2)
+KEYS = NetworkKeys(poolings=2, base=6, dropout=0.2)
 EVERYTHING = AugmentKeys(flips=True, rotations=True, brightness=0.3, contrast=0.4, noise=0.2)
 SGD = OptimizerKeys("sgd", 0.2, momentum=0.9, nesterov=True)
 ADAMW = OptimizerKeys("adamw", 0.01, weight_decay=0.1)
@@ -50,10 +57,9 @@ def scenes_of(folder: Path, sizes: list[tuple[int, int]], comm: MPI.Intracomm) -
 
 def a_run(folder: Path, scenes: list[Scene], keys: NetworkKeys = KEYS, **change: Any) -> RunFile:
     """All of the recipe at once; `change` turns to something else."""
-    recipe = {
+    recipe: dict[str, Any] = {
         "augment": EVERYTHING,
         "loss": "focal",
-        "focal_gamma": 1.5,
         "class_weights": "auto",
         "optimizer": SGD,
         "schedule": POLY,
@@ -61,7 +67,9 @@ def a_run(folder: Path, scenes: list[Scene], keys: NetworkKeys = KEYS, **change:
         "steps": 4,
         "classes": 3,
         "precision": "float64",
-    }
+    } | change
+    if recipe["loss"] == "focal":
+        recipe["focal_gamma"] = 1.5
     return RunFile(
         images=[str(scene.image) for scene in scenes],
         labels=[str(scene.labels) for scene in scenes],
@@ -69,7 +77,7 @@ def a_run(folder: Path, scenes: list[Scene], keys: NetworkKeys = KEYS, **change:
         network=keys,
         device="cpu",
         seed=SEED,
-        **(recipe | change),
+        **recipe,
     )
 
 
@@ -138,7 +146,7 @@ def test_crops(comm: MPI.Intracomm, shared_path: Path, norm: Any, mode: str) -> 
     scenes = scenes_of(shared_path, [(61, 83), (45, 70)], comm)
     mesh = {"mesh": MeshKeys(1, *grids(comm.size)[-1])}
     check(
-        comm, shared_path, scenes, replace(KEYS, norm=norm), CLIPS[norm], halo_mode=mode,
+        comm, shared_path, scenes, with_norm(KEYS, norm), CLIPS[norm], halo_mode=mode,
         crop_px=40, batch_size=3, **mesh,
         schedule=ScheduleKeys("step", milestones=[1, 3], factor=0.4),
         micro_batches=3 if mode == "exchange" and norm != "batch" else 1,

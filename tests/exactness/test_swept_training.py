@@ -341,7 +341,7 @@ def test_all_of_the_recipe(
 ) -> None:
     """Augmentation, dropout, losses, class weights, clipping; of images and of crops."""
     scenes = recipe_scenes(shared_path, [(51, 83), (62, 45)], comm)
-    keys = replace(KEYS, norm="none", groups=None, upsampling=upsampling)
+    keys = replace(KEYS, norm="none", upsampling=upsampling)
     more: dict[str, Any] = {"halo_mode": "sweep", "mesh": MeshKeys(1, 1, comm.size), "loss": loss}
     more |= {"crop_px": 40, "batch_size": 3} if crops else {}
     more |= {"partitions": partitions, "micro_batches": 2 + crops}
@@ -375,8 +375,8 @@ def test_ranks_hold_columns_of_an_image(
         ({"checkpointing": "always"}, "set checkpointing: never"),
         ({"swap": "auto"}, "set swap: off"),
         ({"halo": 96}, "set halo: exact"),
-        ({"network": replace(KEYS, norm="instance", groups=None)}, "instance norm"),
-        ({"network": replace(KEYS, padding="valid", norm="none", groups=None)}, "padding: same"),
+        ({"network": replace(KEYS, norm="instance")}, "instance norm"),
+        ({"network": replace(KEYS, padding="valid", norm="none")}, "padding: same"),
         ({"network": keys_of("gated"), "tiles": TileKeys(rows=2, columns=1)}, "leave tiles"),
         ({"network": keys_of("residual", "step")}, "batch norm"),
     ],
@@ -385,7 +385,7 @@ def test_what_is_not_swept_is_refused(
     comm: MPI.Intracomm, shared_path: Path, more: dict[str, Any], words: str
 ) -> None:
     scenes = scenes_of(shared_path, [SIZE], comm)
-    given = {"network": replace(KEYS, norm="none", groups=None), **more}
+    given = {"network": replace(KEYS, norm="none"), **more}
     run = run_file(shared_path, scenes, given.pop("network"), halo_mode="sweep", **given)
     if more.get("network") == keys_of("residual", "step"):
         run = replace(run, classes=CLASSES["residual"])
@@ -397,7 +397,7 @@ def test_maps_of_a_strip_may_be_wide_where_those_of_the_image_are_too_large(
     shared_path: Path, comm: MPI.Intracomm
 ) -> None:
     (scene,) = scenes_of(shared_path, [SIZE], comm)
-    run = run_file(shared_path, [scene], replace(KEYS, base=32, norm="none", groups=None))
+    run = run_file(shared_path, [scene], replace(KEYS, base=32, norm="none"))
     shapes = (((1, 2, 3), (12_000, 12_000)),)
     with pytest.raises(TilenetError, match="2³¹"):
         plan_run(run, shapes, 1)

@@ -24,7 +24,7 @@ ONE_WINDOW = "ranks that exchange halos hold one window of an image each, as lar
 FLOW = "--partitions", "2", "--micro_batches", "1", "--pipeline", "1f1b"
 # What is asked for, a part of the sentence, and what stands in for it.
 CASES: dict[str, tuple[tuple[str, ...], str, tuple[tuple[str, ...], ...]]] = {
-    "valid": ((*EXCHANGE, *VALID, *PLAIN), UNPADDED, FOR_VALID),
+    "valid": ((*EXCHANGE, *VALID, *PLAIN), UNPADDED, FOR_VALID[:2]),
     "valid, group": ((*EXCHANGE, *VALID, *GROUP), UNPADDED, FOR_VALID),
     "valid, group, overlap": ((*OVERLAP, *VALID, *GROUP), "over whole images: group norm", ()),
     "epsilon": ((*EXCHANGE, "--halo", "epsilon"), f"{JUST}epsilon)", (EXACT, OVERLAP)),

@@ -179,6 +179,20 @@ def test_a_plan_with_a_balance_and_a_grid_in_lists(
     assert found.best.layout.partitions == 2
 
 
+def test_none_replaces_a_key_of_the_plan(scene: Path) -> None:
+    asked = "--poolings 1 --base 4 --bands 2 --classes 3 --image 203x317 --machine local"
+    more = "--balance 8,9 --devices-per-node 2 --json -o balance.json"
+    assert main(["plan", *asked.split(), *more.split()]) == 0
+    net = {"poolings": 1, "base": 4}
+    keys = KEYS | {"plan": "balance.json", "network": net, "steps": 0, "crop_px": None}
+    tilenet.train(output="two", batch_size=None, **keys)
+    assert "\nbalance: [8, 9]\n" in Path("two/run.yaml").read_text()
+    tilenet.train(output="three", partitions=3, balance=None, **keys)
+    kept = Path("three/run.yaml").read_text()
+    assert "\npartitions: 3\n" in kept
+    assert "\nbalance:" not in kept
+
+
 def test_a_plan_of_a_module_by_all_its_names(
     net: Net, scene: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

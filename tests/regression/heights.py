@@ -62,9 +62,10 @@ def run_file(folder: Path, scene: Scene, output: str = "run", **more: Any) -> Ru
         "device": "cpu",
         "seed": SEED,
         "steps": STEPS,
-        "huber_delta": 0.5,
         "optimizer": OptimizerKeys(name="sgd", lr=LR),
     }
+    if more.get("loss") == "huber":
+        given["huber_delta"] = 0.5
     return RunFile(**(given | more))
 
 

@@ -190,7 +190,7 @@ SAME: dict[str, dict[str, Any]] = {
     "seed": {"seed": 9},
     "length": {"steps": 99},
     "network": {"network": NETWORKS["valid"]},
-    "validation": {"validation": ValidationKeys(block_px=64, every=3)},
+    "validation": {"validation": ValidationKeys(batch_size=2, every=3)},
 }
 
 

@@ -37,13 +37,13 @@ def a_run(**change: Any) -> RunFile:
 
 
 def test_dotted_options_override_single_keys(tmp_path: Path) -> None:
-    network = "network: {preset: small, norm: batch}\nsteps: 3\noptimizer: {momentum: 0.5}\n"
+    network = "network: {preset: small, norm: batch}\nsteps: 3\noptimizer: {weight_decay: 0.5}\n"
     options = ["--network.norm=none", "--steps", "9", "--optimizer.lr", "2"]
     options += ["--class_weights", "auto", "--augment.noise", "0.5"]
     found = read(tmp_path, network, *options)
     assert found.network == NetworkKeys(preset="small", norm="none")
     assert found.steps == 9
-    assert found.optimizer == OptimizerKeys(lr=2.0, momentum=0.5)
+    assert found.optimizer == OptimizerKeys(lr=2.0, weight_decay=0.5)
     assert (found.class_weights, found.augment) == ("auto", AugmentKeys(noise=0.5))
 
 
@@ -193,7 +193,7 @@ EVERYTHING = a_run(
     crop_px=192,
     batch_size=6,
     optimizer=OptimizerKeys("sgd", 0.5, 0.9, 1e-4, True, 2.0),
-    schedule=ScheduleKeys("step", 2.0, 9, [10, 30], 0.2, 1e-6),
+    schedule=ScheduleKeys("step", 0.9, 9, [10, 30], 0.2, 1e-6),
     augment=AugmentKeys(True, True, 0.1, 0.2, 0.05),
     loss="focal",
     focal_gamma=1.5,

@@ -20,7 +20,7 @@ from tilenet.training.config.keys import (
     ScheduleKeys,
     TileKeys,
 )
-from tilenet.training.config.read import read_run_file
+from tilenet.training.config.read import read_run_file, run_file_text
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.setup.architecture import Architecture
 
@@ -134,15 +134,9 @@ def test_labels_may_be_missing_beside_a_list_of_images_only(tmp_path: Path) -> N
         ({"profile": ProfileKeys("1-101")}, r"at most 100 together .*\(profile.steps: 1-101\)"),
         ({"profile": ProfileKeys("5-9"), "steps": 4}, r"begin within .* 5-9, steps: 4\); choose"),
         ({"swap": True}, r"off, auto or all \(swap: true\); auto swaps no more"),
-        ({"optimizer": OptimizerKeys("sgd", nesterov=True)}, r"nesterov is a kind of momentum"),
-        ({"optimizer": OptimizerKeys("adamw", 1.0, 0.9, nesterov=True)}, r"name: adamw, .* 0\.9\)"),
         ({"schedule": ScheduleKeys(warmup_steps=5), "steps": 5}, r"\(.*warmup_steps: 5, steps: 5"),
-        ({"schedule": ScheduleKeys(min_lr=0.1)}, r"min_lr lies between .*lr: 0\.001\)"),
+        ({"schedule": ScheduleKeys("poly", min_lr=0.1)}, r"min_lr lies between .*lr: 0\.001\)"),
         ({"schedule": ScheduleKeys("step")}, r"has milestones.*name: step, .*None\)"),
-        (
-            {"schedule": ScheduleKeys("poly", milestones=[3])},
-            r"has milestones.*: poly, .*\[3\]",
-        ),
         ({"schedule": ScheduleKeys("step", milestones=[])}, r"steps from 1 on, each later"),
         ({"schedule": ScheduleKeys("step", milestones=[0, 4])}, r"steps from 1 on, each later"),
         ({"schedule": ScheduleKeys("step", milestones=[4, 4])}, r"each later .*\[4, 4\]\)"),
@@ -153,6 +147,64 @@ def test_a_contradiction_has_its_sentence(change: dict[str, Any], said: str) -> 
     with pytest.raises(TilenetError, match=said) as raised:
         a_run(**change)
     assert "\n" not in str(raised.value)
+
+
+# Keys that others do not have read, what they need, and that other's value.
+UNREAD = [
+    ("optimizer.momentum: 0.9", "optimizer.name: sgd", "adamw"),
+    ("optimizer.nesterov: True", "optimizer.name: sgd", "adamw"),
+    ("optimizer.nesterov: True", "optimizer.momentum", "0.0", "optimizer.name: sgd"),
+    ("schedule.power: 3.0", "schedule.name: poly", "constant"),
+    ("schedule.power: 3.0", "schedule.name: poly", "cosine", "schedule.name: cosine"),
+    ("schedule.milestones: [3]", "schedule.name: step", "poly", "schedule.name: poly"),
+    ("schedule.factor: 0.5", "schedule.name: step", "constant"),
+    ("schedule.min_lr: 0.0001", "schedule.name: poly or cosine or step", "constant"),
+    ("unit: m", "task: regression", "classification"),
+    ("focal_gamma: 3.0", "loss: focal", "None"),
+    ("focal_gamma: 0.0", "loss: focal", "ce+dice", "loss: ce+dice"),
+    ("huber_delta: 3.0", "loss: huber", "focal", "loss: focal"),
+    ("network.groups: 4", "network.norm: group", "none"),
+    ("network.groups: 4", "network.norm: group", "instance", "network.preset: small"),
+    ("network.norm_scope: tile", "network.norm: batch or group or instance", "none"),
+    ("oversample: 0.5", "crop_px", "None"),
+    ("vectors.classes: {'a': 1}", "vectors.field", "None"),
+    ("validation.block_px: 64", "validation.share", "0.0"),
+    ("swapping.min_mib: 0.0", "swap: auto or all", "off"),
+    ("swapping.host_gib: 2.0", "swap: auto or all", "off"),
+    ("swapping.folder: /local", "swap: auto or all", "off"),
+]
+
+
+@pytest.mark.parametrize("keys", UNREAD, ids=str)
+def test_a_key_that_is_not_read_is_refused(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    wrong, needed, value, *others = keys
+    name, other = wrong.partition(":")[0], needed.partition(":")[0]
+    options = ["--" + key.replace(": ", "=", 1) for key in (wrong, *others)]
+    said = f"{name} is read only with {needed} ({wrong}, {other}: {value}); set {needed}, or leave"
+    with pytest.raises(TilenetError, match=re.escape(said)):
+        read(tmp_path, "steps: 9", *options)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "optimizer: {name: sgd, momentum: 0.9, nesterov: true}",
+        "optimizer: {momentum: 0.0, nesterov: false}",
+        "schedule: {name: poly, power: 3.0, min_lr: 1e-4}",
+        "schedule: {power: 0.9, factor: 0.1, min_lr: 0.0, milestones: null}",
+        "network: {preset: small, norm_scope: tile, groups: 8}",
+        "network: {norm: none, norm_scope: image, groups: 8}",
+        "network: {preset: small, norm: group, groups: 4}",
+        "swap: off\nswapping: {min_mib: 1.0, device_gib: 2.0}",
+        "swap: auto\nswapping: {min_mib: 0.0, host_gib: 2.0, folder: /local}",
+        "validation: {share: 0.0, block_px: 512}",
+    ],
+)
+def test_a_key_that_is_read_or_has_its_default_is_legal(tmp_path: Path, text: str) -> None:
+    run = read(tmp_path, f"steps: 9\n{text}\n")
+    path = tmp_path / "kept.yaml"
+    path.write_text(run_file_text(run))
+    assert read_run_file(["-c", str(path)])[0] == run
 
 
 @pytest.mark.parametrize(

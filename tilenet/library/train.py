@@ -64,7 +64,12 @@ def train(
     comm = world()
     end_where_uncaught()
     module = net if isinstance(net, nn.Module) else None
-    run_keys = {name: value for name, value in keys.items() if value is not None}
+    # None is a value where it is the default: it replaces that of a plan.
+    run_keys = {
+        name: value
+        for name, value in keys.items()
+        if value is not None or getattr(RunFile, name, "") is None
+    }
 
     def read() -> tuple[RunFile, None]:
         return read_keys(run_keys | {"network": network_keys(net, keys)}), None

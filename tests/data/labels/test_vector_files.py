@@ -218,7 +218,6 @@ def test_corners_that_are_no_numbers_are_refused(
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"classes": {"a": 1}}, r"maps the values of a field .*none\); name the field"),
         ({"field": "f", "classes": {"a": 3}}, r"vectors.classes.a: 3, classes: 0 to 2"),
         ({"field": "f", "classes": {"a": -1}}, "vectors.classes.a: -1"),
         ({"burn": 3}, r"vectors.burn: 3, classes: 0 to 2, ignore_index: 255\); change it"),

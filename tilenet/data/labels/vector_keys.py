@@ -38,8 +38,7 @@ class VectorKeys:
         """Refuse keys that contradict one another or the run.
 
         Raises:
-            TilenetError: A number is no class, `priority` names one twice, or `classes` stands
-                without `field`.
+            TilenetError: A number is no class, or `priority` names one twice.
         """
         numbers = {f"vectors.classes.{text_of(key)}": n for key, n in (self.classes or {}).items()}
         numbers |= {f"vectors.priority[{i}]": n for i, n in enumerate(self.priority or [])}
@@ -52,11 +51,6 @@ class VectorKeys:
                     f"classes: 0 to {num_classes - 1}, ignore_index: {ignore_index}); change it or "
                     "raise classes"
                 )
-        if self.classes is not None and self.field is None:
-            raise TilenetError(
-                "vectors.classes maps the values of a field to classes (vectors.field: none); name "
-                "the field, or leave vectors.classes out"
-            )
         if self.priority is not None and len(set(self.priority)) < len(self.priority):
             raise TilenetError(
                 f"vectors.priority names each class once (vectors.priority: {self.priority}); the "

@@ -14,8 +14,21 @@ from tilenet.errors import TilenetError
 from tilenet.parallel.health.watchdog import Watchdog
 
 # Task counts that launchers leave in the environment of each task, and the task's number.
-STEP_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
-NUMBERS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "SLURM_PROCID")
+# PALS sets PMI's.
+STEP_SIZES = (
+    "SLURM_STEP_NUM_TASKS",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "JSM_NAMESPACE_SIZE",
+    "FLUX_JOB_SIZE",
+)
+NUMBERS = (
+    "PMI_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "JSM_NAMESPACE_RANK",
+    "FLUX_TASK_RANK",
+    "SLURM_PROCID",
+)
 
 # Ranks that read Python's modules from a file system with much to do come minutes apart.
 PATIENCE = "TILENET_START_SECONDS"

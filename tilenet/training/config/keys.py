@@ -8,7 +8,14 @@ from typing import Any, Literal
 from tilenet.errors import TilenetError
 from tilenet.geometry.symmetries import Symmetry, symmetries
 from tilenet.geometry.tiles import Cut
-from tilenet.geometry.unet import NormKind, NormScope, Padding, Upsampling
+from tilenet.geometry.unet import (
+    PRESETS,
+    NormKind,
+    NormScope,
+    Padding,
+    UNetOptions,
+    Upsampling,
+)
 from tilenet.planning.memory.states import AVERAGED, Shard
 from tilenet.training.learning_rate import LearningRate, ScheduleName
 
@@ -69,6 +76,11 @@ class NetworkKeys:
     images of a step. Default: `frozen`."""
 
     @property
+    def start(self) -> UNetOptions:
+        """Options of the preset, or the defaults, which the other keys override."""
+        return PRESETS[self.preset] if self.preset else UNetOptions()
+
+    @property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Mean and std per band; None: those of the training images."""
         if self.mean is None or self.std is None:
@@ -117,9 +129,9 @@ class TileKeys:
     """Tiles per image: a grid, or a largest own size; left out: one tile per rank of a replica."""
 
     rows: int | None = None
-    """tiles per image. Default: one tile per rank of a replica."""
+    """tiles per image; `columns` goes with it. Default: one tile per rank of a replica."""
     columns: int | None = None
-    """tiles per image. Default: one tile per rank of a replica."""
+    """tiles per image; `rows` goes with it. Default: one tile per rank of a replica."""
     size_px: int | None = None
     """instead: largest own size of a tile"""
 
@@ -193,21 +205,15 @@ class OptimizerKeys:
         return kind if self.ema is None else kind + AVERAGED
 
     def check(self) -> None:
-        """Refuse Nesterov's momentum without momentum, and an average of no weights.
+        """Refuse an average of no weights.
 
         Raises:
-            TilenetError: The keys contradict each other; the error names the values.
+            TilenetError: The error names the value.
         """
         if self.ema is not None and not 0 < self.ema < 1:
             raise TilenetError(
                 f"an average of weights decays by a number between 0 and 1 (optimizer.ema: "
                 f"{self.ema}); 0.999 is usual, or leave it out"
-            )
-        if self.nesterov and (self.name != "sgd" or self.momentum == 0):
-            raise TilenetError(
-                f"nesterov is a kind of momentum of sgd (optimizer.name: {self.name}, "
-                f"optimizer.momentum: {self.momentum}); set name: sgd and momentum: 0.9, or leave "
-                "it out"
             )
 
 
@@ -247,11 +253,11 @@ class ScheduleKeys:
             )
         milestones = self.milestones or []
         rising = sorted({step for step in milestones if step > 0}) == milestones
-        if bool(milestones) != (self.name == "step") or not rising:
+        if (self.name == "step" and not milestones) or not rising:
             raise TilenetError(
-                f"a schedule by name: step, and no other, has milestones: steps from 1 on, each "
-                f"later than the one before (schedule.name: {self.name}, schedule.milestones: "
-                f"{self.milestones}); correct them, or the name"
+                f"a schedule by name: step has milestones: steps from 1 on, each later than the "
+                f"one before (schedule.name: {self.name}, schedule.milestones: {self.milestones}); "
+                "correct them, or the name"
             )
 
     def rates(self, lr: float, num_steps: int) -> LearningRate:

@@ -27,6 +27,7 @@ from tilenet.training.config.keys import (
     TileKeys,
 )
 from tilenet.training.config.task import check_task
+from tilenet.training.config.unread import check_unread
 from tilenet.training.config.validation_keys import ValidationKeys, check_pairs
 from tilenet.training.config.windows import check_windows
 
@@ -318,6 +319,7 @@ def _check(run: RunFile) -> None:
     _ = run.part  # refuses wrong values
     _check_length(run)
     _check_pipeline(run)
+    check_unread(run)
     check_task(run)
     _check_classes(run)
     if run.task == "classification":
@@ -376,11 +378,6 @@ def _check_loss(run: RunFile) -> None:
         raise TilenetError(
             f"class_weights must be one weight of at least 0 per class, not all 0 (weights: "
             f"{weights}, classes: {len(run.class_names)})"
-        )
-    if run.oversample and run.crop_px is None:
-        raise TilenetError(
-            f"oversample is the share of the crops that are drawn by class, and needs crop_px "
-            f"(oversample: {run.oversample}, crop_px: none); set crop_px, or leave oversample out"
         )
 
 

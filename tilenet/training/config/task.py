@@ -3,7 +3,6 @@
 from typing import Any
 
 from tilenet.choices import VALUE_LOSSES
-from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.errors import TilenetError
 from tilenet.scores import VALUE_SCORES
 from tilenet.storage.class_names import check_class_names
@@ -30,11 +29,6 @@ def check_task(run: Any) -> None:
         )
     if run.task == "regression":
         _check_regression(run)
-    elif run.unit is not None:
-        raise TilenetError(
-            f"classes have no unit (unit: {run.unit}, task: {run.task}); leave it out, or set "
-            "task: regression"
-        )
 
 
 def _check_regression(run: Any) -> None:
@@ -44,15 +38,3 @@ def _check_regression(run: Any) -> None:
             "classes: [height]"
         )
     check_class_names([run.unit or ""], "unit")
-    of_classes = {
-        "ignore_index": run.ignore_index != 255,
-        "class_weights": run.class_weights is not None,
-        "oversample": run.oversample != 0,
-        "vectors": run.vectors != VectorKeys(),
-    }
-    for name, is_set in of_classes.items():
-        if is_set:
-            raise TilenetError(
-                f"{name} is of classes, which a regression does not have (task: regression); leave "
-                "it out: nodata and NaN in its labels do not count"
-            )

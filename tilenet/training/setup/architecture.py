@@ -106,8 +106,7 @@ def _options(keys: NetworkKeys, bands: int, classes: int) -> UNetOptions:
     values = {
         name: value for name, value in vars(keys).items() if name in names and value is not None
     }
-    start = PRESETS[keys.preset] if keys.preset else UNetOptions()
-    return replace(start, **values, bands=bands, classes=classes)
+    return replace(keys.start, **values, bands=bands, classes=classes)
 
 
 def _paper_epsilon_px(keys: NetworkKeys, options: UNetOptions) -> int:
