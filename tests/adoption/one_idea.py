@@ -157,6 +157,17 @@ def drop_path(keep: float) -> Callable[..., Tensor]:
     return function
 
 
+def drop_path_divided_last(m: nn.Module, x: Tensor) -> Tensor:
+    if not m.training:
+        return x
+    return x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.75) / 0.75
+
+
+def one_mask_divided_twice(m: nn.Module, x: Tensor) -> Tensor:
+    x = x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.5)
+    return x / 0.5 + x / 0.5
+
+
 def one_mask(m: nn.Module, x: Tensor) -> Tensor:
     mask = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.5)
     return x * (mask / 0.5) + x.relu() * (mask / 0.5) if m.training else x + x.relu()
@@ -291,7 +302,8 @@ CASES = {
     "an image that is changed": Case(ChangesImage, "changes its image"),
     "a lazy layer": Case(lambda: nn.Sequential(nn.LazyConv2d(2, 1)), "have their shapes"),
     "weight norm of old": Case(
-        lambda: nn.Sequential(torch.nn.utils.weight_norm(nn.Conv2d(3, 2, 1))), "."
+        lambda: nn.Sequential(torch.nn.utils.weight_norm(nn.Conv2d(3, 2, 1))),
+        r"copied \(Sequential: .*use torch\.nn\.utils\.parametrizations\.weight_norm for torch",
     ),
     "weight norm": Case(
         lambda: nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 2, 1)))
@@ -302,6 +314,20 @@ CASES = {
     ),
     "drop path of a half": Case(lambda: Around(drop_path(0.5)), trains=False),
     "drop path of a quarter": Case(lambda: Around(drop_path(0.75)), trains=False),
+    "drop path that divides last": Case(lambda: Around(drop_path_divided_last), trains=False),
+    "drop path that divides by something else": around(
+        lambda m, x: x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.75) / 0.5,
+        "does not divide what it keeps by the probability .*: div",
+    ),
+    "drop path that does not divide": around(
+        lambda m, x: (x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.75)).relu(),
+        "does not divide what it keeps by the probability .*: relu",
+    ),
+    "drop path that does not divide its output": around(
+        lambda m, x: x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.75),
+        "does not divide what it keeps by the probability",
+    ),
+    "one mask divided twice": around(one_mask_divided_twice, "samples of several maps"),
     "one mask for two maps": around(one_mask, "samples of several maps"),
     "one mask for a batch": around(mask_of_a_batch, "something else than drop path"),
     "no weights": Case(lambda: nn.Sequential(nn.AvgPool2d(3, 1, 1), nn.ReLU())),
@@ -443,6 +469,9 @@ CASES = {
         one=nn.Conv2d(7, 2, 3, padding=1),
     ),
     "numbers of forward": around(lambda m, x: x * x.new_full((4, 1, 1), 0.3)),
+    "a maximum column by column": around(
+        lambda m, x: x * F.adaptive_max_pool2d(x.transpose(2, 3), 1), "found column by column"
+    ),
     "a maximum and its place": around(
         lambda m, x: F.interpolate(F.max_pool2d(x, 2, return_indices=True)[0], scale_factor=2)
     ),

@@ -1,5 +1,6 @@
 """Small modules of one idea each: adopted and exact, or refused in one sentence."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 
@@ -171,3 +172,41 @@ def test_relu_of_dropout_in_evaluation_leaves_the_map_before() -> None:
     image = image_of(adopted)
     wanted = module.double().eval()(image)
     assert torch.allclose(adopted.network(torch.float64).eval()(image), wanted)
+
+
+TIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "amax": lambda x: x.amax((2, 3), keepdim=True),
+    "amax of all cells": lambda x: x.flatten(2).amax(2)[..., None, None],
+    "amax of columns": lambda x: x.transpose(2, 3).amax((2, 3), keepdim=True),
+    "amax of channels": lambda x: x.amax(1, keepdim=True),
+    "maximum of channels": lambda x: x.max(1, keepdim=True).values,
+    "adaptive": lambda x: F.adaptive_max_pool2d(x, 1),
+    "adaptive of all cells": lambda x: F.adaptive_max_pool2d(x.flatten(2)[..., None], 1),
+    "a pool of all": lambda x: F.max_pool2d(x, x.shape[2:]),
+    "pools of 2": lambda x: F.interpolate(F.max_pool2d(x, 2), scale_factor=2),
+    "pools of 3": lambda x: F.max_pool2d(x, 3, 1, 1),
+    "pools of 3, the least": lambda x: -F.max_pool2d(-x, 3, 1, 1),
+    "clamp": lambda x: x.clamp(-1, 2),
+    "relu6": F.relu6,
+    "of two": lambda x: torch.maximum(x, x.flip(1)),
+    "length": lambda x: x.norm(dim=(2, 3), keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_equal_cells_have_torchs_gradients(name: str) -> None:
+    """Of whole numbers, most of which occur many times."""
+    torch.manual_seed(2)
+    module = Around(lambda m, x: x * torch.sigmoid(TIES[name](x) / 8))
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(torch.randint(-1, 2, weight.shape))
+    network = adopt(module, 3).network(torch.float64)
+    image = torch.randint(0, 2, (2, 3, 36, 52), dtype=torch.float64)
+    found, wanted = [
+        torch.autograd.grad((one(x) * x[:, :1]).sum(), [x, *one.parameters()])
+        for one in (network, module.double())
+        for x in [image.clone().requires_grad_()]
+    ]
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one.flatten(), other.flatten(), rtol=1e-12, atol=1e-12)

@@ -11,6 +11,7 @@ from tilenet.adoption.adopt import adopt
 from tilenet.adoption.proof.as_defined import AsDefined
 from tilenet.errors import TilenetError
 from tilenet.geometry.coordinates import Coordinates
+from tilenet.model.modules import SharedMaximum
 from tilenet.model.network import Network
 
 
@@ -95,6 +96,17 @@ def test_statistics_and_gradients_are_compared(part: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(Network, "forward", spoilt)
     with pytest.raises(TilenetError, match=rf"norm\.{part} of 3 images .* in training differs"):
         adopt(Module(normed), 3, "step")
+
+
+def test_a_gradient_of_equal_maxima_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gated(m: Module, x: Tensor) -> Tensor:
+        y = m.one(x)
+        return m.two(y * y.amax((2, 3), keepdim=True).tanh())  # type: ignore[no-any-return]
+
+    adopt(Module(gated), 3)
+    monkeypatch.setattr(SharedMaximum, "forward", nn.AdaptiveMaxPool2d.forward)
+    with pytest.raises(TilenetError, match=r"the gradient of .* in training differs"):
+        adopt(Module(gated), 3)
 
 
 def test_sparse_buffers_are_refused() -> None:

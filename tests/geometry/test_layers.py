@@ -183,6 +183,7 @@ ONE_OF_EACH = [
     Upsample(12, 3, 2, "shuffle"),
     GlobalPool(6, 6, takes="sum"),
     GlobalPool(6, 6, takes="maximum"),
+    GlobalPool(6, 6, takes="maximum", shared=True),
     Upsample(6, 6, 3, "bilinear"),
     Upsample(6, 6, 3, "bicubic"),
     Norm(6, 6, "instance", "tile"),
@@ -277,6 +278,13 @@ def test_coordinates_have_three_numbers_a_channel(numbers: tuple[float, ...]) ->
         check_layers((Coordinates(3, 1, numbers),), 3, 1)
     with pytest.raises(TilenetError, match="follow on one another"):
         check_layers((Coordinates(3, 1, (1.0, 2.0, 3.0), "edges", -1.0),), 3, 1)
+
+
+def test_maxima_alone_share_gradients() -> None:
+    check_layers((Conv(3, 4), GlobalPool(4, 4, takes="maximum", shared=True)), 3, 4)
+    for takes in ("mean", "sum"):
+        with pytest.raises(TilenetError, match="follow on one another"):
+            check_layers((Conv(3, 4), GlobalPool(4, 4, takes=takes, shared=True)), 3, 4)  # type: ignore[arg-type]
 
 
 def test_layers_of_older_checkpoints_are_read() -> None:

@@ -88,12 +88,14 @@ class Noise:
         stage: Memory without values; numbers from 0 to 1; these plus `keep`; masks of 0 and 1.
         keep: Probability that a sample is kept, once it is known.
         scaled: Whether masks are divided by it.
+        thinned: The map that the masks have multiplied, which is divided by `keep` yet.
         source: An identity, to tell them from other random numbers.
     """
 
     stage: Literal["empty", "uniform", "shifted", "mask"]
     keep: float = 1.0
     scaled: bool = False
+    thinned: Cells | None = None
     source: object = field(default_factory=object)
 
 

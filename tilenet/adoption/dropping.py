@@ -10,7 +10,8 @@ from tilenet.adoption.values import Value
 from tilenet.geometry.layers import Cellwise, Dropout
 
 
-def drop_path(call: Call, x: Any, noise: Noise) -> Cells:
+def drop_path(call: Call, x: Any, noise: Noise) -> Any:
+    """A map times masks; where it is not divided by the probability yet, the noise with it."""
     cells = call.cells(x)
     value = call.map_of(to_map(cells))
     if noise.stage != "mask" or not 0 < noise.keep <= 1:
@@ -19,7 +20,7 @@ def drop_path(call: Call, x: Any, noise: Noise) -> Cells:
         # x was divided by the probability before.
         divided = (("div.Tensor", ("value", 0), noise.keep),)
         if not isinstance(value.layer, Cellwise) or value.layer.steps != divided:
-            raise call.refused("drop path does not divide what it keeps by the probability")
+            return replace(noise, thinned=cells, source=object())
         value = value.inputs[0]
     return _dropped(call, value, cells, 1 - noise.keep, "samples")
 

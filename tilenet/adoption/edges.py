@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tilenet.adoption.calls import Call, Moved, operator
+from tilenet.adoption.calls import Call, Moved, Noise, operator
 from tilenet.adoption.cells import (
     COLS,
     IMAGES,
@@ -31,6 +31,8 @@ def settled(call: Call, argument: Any) -> Any:
     """Moved cells as a map, for an operator that does not take `Moved`."""
     if isinstance(argument, list):
         return [settled(call, part) for part in argument]
+    if isinstance(argument, Noise) and argument.thinned is not None:
+        raise call.refused("drop path does not divide what it keeps by the probability")
     if not isinstance(argument, Moved):
         return argument
     if not argument.settled:

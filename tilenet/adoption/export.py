@@ -54,7 +54,7 @@ TORCH = os.path.dirname(torch.__file__)
 ALSO_CELLWISE = frozenset(
     {"add", "div", "amax", "linalg_vector_norm", "mean", "norm", "sub", "sum"}
 )
-TAKE_MOVED = frozenset({"conv2d", "pad", "slice"})
+TAKE_MOVED = frozenset({"conv2d", "div", "pad", "slice"})
 DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 ANY = "_"  # a parameter of a function that takes any other argument
 
@@ -279,10 +279,8 @@ class _Interpreter:
 
     def _check_noise(self, call: Call, values: dict[str, Any]) -> None:
         """Refuse masks that are used twice: each layer that drops draws its own."""
-        if call.operator != "mul":
-            return
         for argument in values.values():
-            if isinstance(argument, Noise):
+            if isinstance(argument, Noise) and (call.operator == "mul" or argument.thinned):
                 if argument.source in self.used_noise:
                     raise call.refused("the same random numbers drop samples of several maps")
                 self.used_noise.append(argument.source)

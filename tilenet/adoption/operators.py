@@ -431,7 +431,8 @@ def _divide(call: Call, x: Any, other: Any) -> Any:
         return NotImplemented
     if x.stage != "mask" or x.scaled or x.keep != other:
         raise call.refused("drop path does not divide what it keeps by the probability")
-    return replace(x, scaled=True)
+    scaled = replace(x, scaled=True, thinned=None)
+    return scaled if x.thinned is None else drop_path(call, x.thinned, scaled)
 
 
 @operator("detach")

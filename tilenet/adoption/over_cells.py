@@ -19,7 +19,15 @@ def _mean(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = Fals
     return over_cells(call, call.cells(x), dim or [], keep=keepdim)
 
 
-def over_cells(call: Call, cells: Cells, dim: list[int], *, keep: bool, takes: Any = "mean") -> Any:
+def over_cells(
+    call: Call,
+    cells: Cells,
+    dim: list[int],
+    *,
+    keep: bool,
+    takes: Any = "mean",
+    shared: bool = False,
+) -> Any:
     """A mean, a sum or a maximum over all rows and columns, in whatever dimensions they are."""
     places = {place % len(cells.dims) for place in dim}
     letters = sorted(atom for n in places for atom in cells.dims[n] if isinstance(atom, str))
@@ -28,7 +36,7 @@ def over_cells(call: Call, cells: Cells, dim: list[int], *, keep: bool, takes: A
     if letters != ["H", "W"] or any(isinstance(a, int) for n in places for a in cells.dims[n]):
         raise call.refused(f"a {takes} is taken over other dimensions than rows and columns")
     value = call.map_of(to_map(cells))
-    layer = GlobalPool(value.channels, value.channels, 1, takes)
+    layer = GlobalPool(value.channels, value.channels, 1, takes, shared)
     pooled = Value(value.channels, (1, 1), True, layer, (value,))
     dims = [
         () if n in places else part for n, part in enumerate(cells.dims) if keep or n not in places
@@ -38,7 +46,8 @@ def over_cells(call: Call, cells: Cells, dim: list[int], *, keep: bool, takes: A
 
 @operator("amax")
 def _largest(call: Call, x: Any, dim: list[int] | None = None, keepdim: bool = False) -> Any:
-    return over_cells(call, call.cells(x), dim or [], keep=keepdim, takes="maximum")
+    cells = call.cells(x)
+    return over_cells(call, cells, dim or [], keep=keepdim, takes="maximum", shared=True)
 
 
 @operator("adaptive_max_pool2d")
@@ -46,7 +55,10 @@ def _adaptive_maximum(call: Call, x: Any, output_size: list[int]) -> list[Any]:
     """The largest value, and where it is."""
     if set(output_size) != {1}:
         raise call.refused("maxima are taken of parts of the image", values=f" {output_size}")
-    largest = over_cells(call, call.cells(x), [2, 3], keep=True, takes="maximum")
+    cells = call.cells(x)
+    if [atom for part in cells.dims for atom in part if atom in (ROWS, COLS)] == [COLS, ROWS]:
+        raise call.refused("the first of equal maxima is found column by column")
+    largest = over_cells(call, cells, [2, 3], keep=True, takes="maximum")
     return [largest, call.refused("the place of a maximum is taken")]
 
 

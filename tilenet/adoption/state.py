@@ -4,7 +4,7 @@ import copy
 
 from torch import Tensor, nn
 
-from tilenet.errors import TilenetError
+from tilenet.errors import TilenetError, one_line
 
 
 def copied(module: nn.Module) -> nn.Module:
@@ -18,13 +18,18 @@ def copied(module: nn.Module) -> nn.Module:
     try:
         mine = copy.deepcopy(module).cpu().float()
     except Exception as error:  # a user module may hold any hooks and tensors
-        raise TilenetError(
-            f"a network can be copied ({type(module).__name__}: {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}); use one without what cannot, such as "
-            "torch.nn.utils.weight_norm"
-        ) from error
+        raise uncopied(module, error) from error
     modes = {part.training for part in module.modules()}
     return mine.train() if len(modes) == 1 else mine
+
+
+def uncopied(module: nn.Module, error: Exception) -> TilenetError:
+    """The error that a module cannot be copied."""
+    return TilenetError(
+        f"a network can be copied ({type(module).__name__}: {type(error).__name__}: "
+        f"{one_line(str(error))[:200]}); leave out of it what cannot, and use "
+        "torch.nn.utils.parametrizations.weight_norm for torch.nn.utils.weight_norm"
+    )
 
 
 def trained_names(module: nn.Module) -> set[str]:

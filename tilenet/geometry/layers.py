@@ -428,10 +428,13 @@ class GlobalPool(Layer):
 
     Attributes:
         takes: The mean; or, with one bin, the sum or the largest value.
+        shared: Whether all cells of the largest value share its gradient, as in torch's `amax`;
+            else the first one has it, row by row, as in `adaptive_max_pool2d`.
     """
 
     bins: int = 1
     takes: Literal["mean", "sum", "maximum"] = "mean"
+    shared: bool = False
 
     kind: ClassVar[str] = "global_pool"
 

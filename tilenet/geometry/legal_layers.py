@@ -149,7 +149,8 @@ def _fits(layer: Layer, stashed: dict[str, int]) -> bool:
         case Opaque():
             return layer.window_px % 2 == 0
         case GlobalPool():
-            return same and (layer.bins == 1 or layer.takes == "mean")
+            fits = layer.bins == 1 or layer.takes == "mean"
+            return same and fits and (layer.takes == "maximum" or not layer.shared)
         case Upsample(mode="shuffle"):
             return layer.in_channels == layer.out_channels * layer.factor**2
         case Pool(mode="corners"):

@@ -162,6 +162,13 @@ class GlobalSum(nn.AdaptiveAvgPool2d):
         return super().forward(x) * (x.shape[2] * x.shape[3])
 
 
+class SharedMaximum(nn.AdaptiveMaxPool2d):
+    """The largest value of all cells, (B, C, H, W) to (B, C, 1, 1); equal cells share gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.amax((2, 3), keepdim=True)
+
+
 class PaddedPool(nn.Module):
     """A pool with further cells below and on the right, of −∞ for a maximum, else of 0.
 

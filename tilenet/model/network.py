@@ -43,6 +43,7 @@ from tilenet.model.modules import (
     GlobalSum,
     PaddedConv,
     PaddedPool,
+    SharedMaximum,
     activation,
 )
 from tilenet.model.skips import expand_layer, join_layer, stash_layer
@@ -170,7 +171,7 @@ def build_layer(
             return activation(layer, in_place=in_place)
         case GlobalPool():
             if layer.takes == "maximum":
-                return nn.AdaptiveMaxPool2d(1)
+                return SharedMaximum(1) if layer.shared else nn.AdaptiveMaxPool2d(1)
             return GlobalSum(1) if layer.takes == "sum" else nn.AdaptiveAvgPool2d(layer.bins)
         case Stash():
             return stash_layer(layer)

@@ -31,6 +31,7 @@ from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.placed import ByCorners
 from tilenet.parallel.exchange.whole_maps import AveragedOver, WholeImagePool, bin_shares, bin_sums
+from tilenet.parallel.exchange.whole_maximum import WholeImageMaximum
 
 pytestmark = pytest.mark.ranks(2, 3)
 
@@ -221,6 +222,35 @@ def test_shares_of_spans_are_those_of_the_whole_axis(whole: int) -> None:
                 assert torch.equal(
                     found, bin_shares(0, whole, whole, bins)[:, first : first + count]
                 )
+
+
+# --- maxima of the whole image
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_of_equal_maxima_are_torchs(
+    comm: MPI.Intracomm, shared: bool, mode: HaloMode
+) -> None:
+    """One channel has its maxima on one tile, one on several, and one a single time."""
+    layers = (GlobalPool(3, 3, takes="maximum", shared=shared),)
+    for seed, tiling in enumerate(tilings(comm, mode)):
+        whole = drawn(2, 3, *tiling.extended, seed=seed).clamp(-1, 0.5)
+        whole[:, 0, 1, 2:5], whole[:, 1, -1, -1] = 2, 2
+        whole.requires_grad_()
+        wanted = build_network(layers, 2, torch.float64)(whole)
+        assert (whole == wanted).sum((0, 2, 3)).tolist()[:2] == [6, 2]
+        y = drawn(*wanted.shape, seed=60 + comm.rank)
+        wanted.backward(sum_over(comm, y))
+        read = tiling.tiles[comm.rank].read
+        x = part_of(whole.detach(), read, 0, 0).clone().requires_grad_()
+        with on_tiles(layers, tiling, mode, comm) as network:
+            assert isinstance(network.network[0], WholeImageMaximum)
+            found = network(x)
+            found.backward(y)
+        assert_close(comm, found, wanted, EXACT)
+        assert_gradients_add(comm, x, whole, read)
 
 
 # --- enlargement by corners

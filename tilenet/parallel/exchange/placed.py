@@ -40,7 +40,7 @@ def placed_layer(
         case GlobalPool():
             where, comm = partial(_averaged, spatial, index), spatial.image_comm(index)
             if layer.takes == "maximum":
-                return WholeImageMaximum(where, comm)
+                return WholeImageMaximum(where, comm, shared=layer.shared)
             return WholeImagePool(layer, where, comm)
         case _ if by_corners(layer):
             return ByCorners(grids[index].stride / grids[index + 1].stride, index, spatial, place)

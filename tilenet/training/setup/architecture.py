@@ -9,8 +9,9 @@ from torch import nn
 from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.adoption.opaque import take_as_it_is
 from tilenet.adoption.source import build_module
+from tilenet.adoption.state import uncopied
 from tilenet.adoption.weights import load_partial_weights
-from tilenet.errors import TilenetError, one_line
+from tilenet.errors import TilenetError
 from tilenet.geometry.halo import epsilon_px
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions, unet_layers
@@ -94,10 +95,7 @@ def _copy(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
     except Exception as error:  # whatever a user module may hold
-        raise TilenetError(
-            f"a network can be copied ({type(module).__name__}: {type(error).__name__}: "
-            f"{one_line(str(error))[:200]}); leave out of it what cannot"
-        ) from error
+        raise uncopied(module, error) from error
 
 
 def _options(keys: NetworkKeys, bands: int, classes: int) -> UNetOptions:
