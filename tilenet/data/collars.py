@@ -2,21 +2,18 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from tilenet.data.rasters.collar import Collar, Runs
 from tilenet.data.rasters.raster import Raster
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
 from tilenet.parallel.ranks.together import together
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
 
 def share_collars(
     images: Sequence[Raster],
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
     watchdog: Watchdog = NEVER,
     requests: StopRequests | None = None,
 ) -> None:

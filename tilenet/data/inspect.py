@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import hypot
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rasterio.enums import MaskFlags
 
@@ -27,11 +27,9 @@ from tilenet.data.rasters.stack import wide_alpha
 from tilenet.data.survey import nodata_note, survey
 from tilenet.data.survey_record import Survey
 from tilenet.errors import TilenetError
+from tilenet.mpi import Intracomm
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 WINDOW_PX = 1024  # side of a window that is read
 MOST_TIMES = 4.0  # pixels that are decoded for one that is wanted
@@ -53,7 +51,7 @@ class InfoRequest:
 
 
 def describe(
-    path: str, labels_path: str | None, request: InfoRequest, comm: "MPI.Intracomm | None" = None
+    path: str, labels_path: str | None, request: InfoRequest, comm: Intracomm | None = None
 ) -> dict[str, Any]:
     """Facts about an image. Collective, where ranks are given.
 
@@ -99,7 +97,7 @@ def describe(
 
 
 @contextmanager
-def _refusals(facts: dict[str, Any], comm: "MPI.Intracomm | None") -> Iterator[None]:
+def _refusals(facts: dict[str, Any], comm: Intracomm | None) -> Iterator[None]:
     """Keep the first sentence that is raised on any rank."""
     try:
         with nullcontext() if comm is None else agreed(comm):

@@ -1,7 +1,6 @@
 """Find the blocks of images that hold labels, each rank its share, before some are held out."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +9,10 @@ from tilenet.data.blocks import Blocks
 from tilenet.data.labels.source import LabelSource, check_classes
 from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.windows import Window
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
 from tilenet.parallel.ranks.together import together
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 PIECE_PX = 1024  # side of the pieces that are read at once: a block may be as large as an image
 
@@ -24,7 +21,7 @@ def labelled_blocks(
     labels: Sequence[LabelSource],
     blocks: Blocks,
     num_classes: int,
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
     watchdog: Watchdog = NEVER,
     requests: StopRequests | None = None,
 ) -> NDArray[np.bool_]:

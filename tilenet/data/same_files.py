@@ -8,17 +8,14 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.location import file_name, real_path
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
+from tilenet.mpi import Intracomm
 from tilenet.parallel.ranks.comm import agreed
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
                 )
 
 
-def check_same_files(files: Sequence[SampleFile], comm: "MPI.Intracomm") -> str:
+def check_same_files(files: Sequence[SampleFile], comm: Intracomm) -> str:
     """Number of the files, and their hash, which is equal on all ranks. Collective.
 
     Only hashes travel, unless they differ.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,11 @@ from tilenet.data.survey_record import Survey
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Window
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl, together
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 BLOCK_PX = 1024
 PIECE_BYTES = 1 << 24
@@ -225,7 +223,7 @@ class _Look:
                 bits[own] = 1 << (own - 8 * plane_number)
                 plane[places] |= _joined(np.take(bits, classes), window, self._cell_px)
 
-    def join(self, comm: "MPI.Intracomm") -> None:
+    def join(self, comm: Intracomm) -> None:
         """Combine the findings of all ranks on every rank. Collective."""
         from mpi4py import MPI
 
@@ -281,7 +279,7 @@ def _moments(bands: Sequence[NDArray[Any]]) -> Moments:
     return Moments(count, mean, squares)
 
 
-def _moments_of_all(mine: NDArray[np.float64], groups: int, comm: "MPI.Intracomm") -> Moments:
+def _moments_of_all(mine: NDArray[np.float64], groups: int, comm: Intracomm) -> Moments:
     """Moments of all groups, merged in the order of the groups.
 
     Args:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,11 @@ from tilenet.errors import TilenetError
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network, network_to_fill
 from tilenet.model.origin import Origin
+from tilenet.mpi import Intracomm
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.tf32 import tf32_if_asked
 from tilenet.parallel.sums.gradients import GradientSum
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 OwnHaloMode = Literal["auto", "overlap", "exchange", "sweep"]
 
@@ -72,7 +70,7 @@ class LocalNetwork(nn.Module):
         """The weights under the module's own names, for its `load_state_dict`."""
         return self.adopted.module_state(self.network.state_dict())
 
-    def check_weights(self, comm: "MPI.Intracomm") -> None:
+    def check_weights(self, comm: Intracomm) -> None:
         """Refuse weights that differ between ranks, or that were changed so that none can be one.
 
         Collective.
@@ -120,7 +118,7 @@ class LocalNetwork(nn.Module):
                     f"the network was split ({of_module}: fixed then, trained now); thaw it before"
                 )
 
-    def gradients(self, comm: "MPI.Intracomm") -> GradientSum:
+    def gradients(self, comm: Intracomm) -> GradientSum:
         """The sum of its gradients over all ranks, built on the first call, which is collective."""
         if self._sum is None:
             self._sum = GradientSum(self.network.trained, comm)

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilenet.errors import TilenetError
 from tilenet.library.local_network import LocalNetwork
 from tilenet.library.names import check_names
 from tilenet.library.train import read_once
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.layout import RunDevices
@@ -25,9 +26,6 @@ from tilenet.training.setup.architecture import Architecture
 from tilenet.training.setup.decide import plan_run
 from tilenet.training.setup.halo_choice import HaloChoice, choose_halo_mode
 from tilenet.training.setup.run_plan import RunPlan
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -68,7 +66,7 @@ def open_data(
     keys: Mapping[str, Any],
     statistics: Statistics | None,
     stack: ExitStack,
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
 ) -> OwnData:
     """Open images and labels, survey all pixels, lay out the tiles. Collective.
 
@@ -137,7 +135,7 @@ def _run_file(local: LocalNetwork, keys: Mapping[str, Any]) -> RunFile:
     return run
 
 
-def _folder(run: RunFile, keys: Mapping[str, Any], comm: "MPI.Intracomm") -> Path | None:
+def _folder(run: RunFile, keys: Mapping[str, Any], comm: Intracomm) -> Path | None:
     """Return the folder that keeps the survey; None: it is not kept."""
     folder = Path(run.output) if "output" in keys else None
     with agreed(comm):

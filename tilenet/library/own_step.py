@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from tilenet.library.own_data import OwnData
 from tilenet.model.origin import Origin
 from tilenet.model.summed import check_summed
 from tilenet.model.upload import upload
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.meeting import Meeting
 from tilenet.parallel.ranks.tf32 import tf32_if_asked
@@ -23,9 +24,6 @@ from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.running_statistics import RunningStatistics
 from tilenet.training.images.tile_task import ReadTile
 from tilenet.training.tile_sums import tile_sums
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 # From logits (1, classes, h, w) and labels (1, h, w) to Σ w·ℓ and Σ w over them.
 Sums = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]
@@ -75,7 +73,7 @@ class StepMeans:
     own: OwnData
     gradients: GradientSum
     running: RunningStatistics
-    comm: "MPI.Intracomm"
+    comm: Intracomm
     meeting: Meeting
     count: Callable[[int], None]
 

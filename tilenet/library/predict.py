@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from html import escape
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import rasterio
@@ -26,6 +26,7 @@ from tilenet.mapping.predict import predict as predict_file
 from tilenet.mapping.prediction import Prediction, UnsavedNetwork
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import load_weights, network_to_fill
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.signals import handlers_come_back
 from tilenet.parallel.ranks.abort import end_where_uncaught
 from tilenet.parallel.ranks.comm import agreed, world
@@ -35,9 +36,6 @@ from tilenet.parallel.ranks.together import together
 from tilenet.storage.class_names import check_class_names
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.setup.share import share_adopted
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 Source = Run | nn.Module | Adopted | str | os.PathLike[str]
 IGNORED = 255  # nodata of class maps
@@ -150,7 +148,7 @@ def _predicted(
     image: Any,
     out: Any,
     options: dict[str, Any],
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
 ) -> Any:
     """Map with the network that `source` returns for the image's path. Collective."""
     image_text = image if isinstance(image, str | os.PathLike) else np.shape(image)
@@ -213,7 +211,7 @@ def given_network(
     statistics: tuple[Sequence[float] | None, Sequence[float] | None],
     bands: tuple[int | str, ...] | None,
     window_px: int | None,
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
 ) -> UnsavedNetwork:
     """Rank 0's network with its classes and statistics, for an image. Collective.
 
@@ -313,7 +311,7 @@ def module_record(
     )
 
 
-def _shared(values: NDArray[Any] | None, comm: "MPI.Intracomm") -> NDArray[Any]:
+def _shared(values: NDArray[Any] | None, comm: Intracomm) -> NDArray[Any]:
     """Rank 0's map on all ranks, (H, W) if it has one band. Collective."""
     cells = {} if values is None else {"map": torch.from_numpy(values.reshape(-1).view(np.uint8))}
     kind, shape = comm.bcast(None if values is None else (values.dtype.name, values.shape))

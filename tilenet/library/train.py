@@ -1,7 +1,7 @@
 """`tilenet.train`: train with keys of the run file as arguments."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -9,6 +9,7 @@ from tilenet.errors import AgreedError, TilenetError, UsageError
 from tilenet.library.network import network_keys
 from tilenet.library.run import Run
 from tilenet.library.whole_run import train as train_run
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import handlers_come_back
 from tilenet.parallel.ranks.abort import end_where_uncaught
@@ -17,9 +18,6 @@ from tilenet.parallel.ranks.meeting import check_alike
 from tilenet.training.config.read import read_keys, with_listed_images
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.folder.log import Callbacks, RowCallback
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 T = TypeVar("T")
 
@@ -87,7 +85,7 @@ def train(
 
 
 def read_once(
-    read: Callable[[], tuple[RunFile, T]], comm: "MPI.Intracomm", *alike: str
+    read: Callable[[], tuple[RunFile, T]], comm: Intracomm, *alike: str
 ) -> tuple[RunFile, T]:
     """Read a run on rank 0, list its images, and give it to all ranks. Collective.
 

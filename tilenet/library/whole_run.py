@@ -2,11 +2,11 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from tilenet.library.prepare import prepare_loop
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -22,9 +22,6 @@ from tilenet.training.images.open import agree_on_files, open_images
 from tilenet.training.setup.decide import plan_run
 from tilenet.training.setup.share import share_architecture
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
 STOPPED = 75  # exit code: a checkpoint is written, run again with --resume to go on
 
 
@@ -33,7 +30,7 @@ def train(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    comm: "MPI.Intracomm | None" = None,
+    comm: Intracomm | None = None,
     module: nn.Module | None = None,
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> int:
@@ -64,7 +61,7 @@ def train(
 
 def _train(
     run: RunFile,
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
     module: nn.Module | None,
     callbacks: Callbacks,
     *,

@@ -1,20 +1,17 @@
 """How an image is mapped on the memory that the ranks have: decided alike on all of them."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from tilenet.geometry.opaque import Opaque
 from tilenet.mapping.blended import tiles_of_windows, window_ratio
+from tilenet.mpi import Intracomm
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.planning.maps.choose import choose_map
 from tilenet.planning.maps.question import MapPlan, MapQuestion
 from tilenet.planning.maps.strips import GPU_STRIP_PX
 from tilenet.planning.memory.map_limits import check_map_sizes
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 # Feature maps of a tile may take this much on a CPU; on a GPU, a quarter of what is free. Measured
 # peaks are about twice as high: convolutions reorder their input and output.
@@ -30,7 +27,7 @@ def decide_map(
     question: MapQuestion,
     layer: Opaque | None,
     device: torch.device,
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
     *,
     sweeps: bool = False,
     later_bytes: int = 0,

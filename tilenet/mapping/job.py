@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +19,7 @@ from tilenet.mapping.writing.resume import MapResume
 from tilenet.mapping.writing.tiff_header import BLOCK_PX
 from tilenet.model.network import Network
 from tilenet.model.origin import Origin
+from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.network import placed_network, spatial_network
 from tilenet.parallel.exchange.passes import KeptSums, StatisticPasses
 from tilenet.parallel.exchange.swept import KeptMaps
@@ -33,9 +33,6 @@ from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.planning.maps.question import MapPlan
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 # Rows and columns of a rank's window that sinks take at once, if ranks share the image.
 PIECE_PX = BLOCK_PX, 4 * BLOCK_PX
@@ -78,7 +75,7 @@ class MapJob:
     maps: KeptMaps = field(default_factory=KeptMaps, init=False)
 
     def fix_statistics(
-        self, comm: "MPI.Intracomm", kept_sums: KeptSums | None = None
+        self, comm: Intracomm, kept_sums: KeptSums | None = None
     ) -> tuple[Network, ...]:
         """Compute the image's statistics in passes, where norms need them, and fix them.
 
@@ -98,7 +95,7 @@ class MapJob:
             for number, turn in enumerate(self.turns)
         )
 
-    def _find_statistics(self, comm: "MPI.Intracomm", kept_sums: KeptSums | None) -> Network:
+    def _find_statistics(self, comm: Intracomm, kept_sums: KeptSums | None) -> Network:
         if not self.plan.passes:
             return self.network
         placement, brief = self.placement, self.what is None
@@ -128,7 +125,7 @@ class MapJob:
     def map(
         self,
         networks: Sequence[Network],
-        comm: "MPI.Intracomm",
+        comm: Intracomm,
         sink: MapSink,
         resume: MapResume | None = None,
         first_rank: int = 0,
@@ -160,7 +157,7 @@ class MapJob:
         at = self.placement
         return Pipe(network, at.balance, at.devices, precision=at.precision, inline=True)
 
-    def list_tiles(self, comm: "MPI.Intracomm", sink: MapSink) -> list[Tile]:
+    def list_tiles(self, comm: Intracomm, sink: MapSink) -> list[Tile]:
         """The tiles that have to be computed; not collective."""
         # The rank that computes a tile wants it, so that all ranks make the same list.
         return [tile for tile in self.plan.tiling.tiles if sink.wants(comm.rank, tile.own)]
@@ -180,7 +177,7 @@ class MapJob:
     def _map_tiles(
         self,
         pipes: Sequence[Pipe],
-        comm: "MPI.Intracomm",
+        comm: Intracomm,
         sink: MapSink,
         resume: MapResume | None,
         first_rank: int,
@@ -213,7 +210,7 @@ class MapJob:
                     resume.tiles_done(last=start + each >= len(tiles))
 
     def _map_strips(
-        self, network: Network, comm: "MPI.Intracomm", sink: MapSink, resume: MapResume | None
+        self, network: Network, comm: Intracomm, sink: MapSink, resume: MapResume | None
     ) -> None:
         """Sweep the ranks' bands side by side, and hand on a tile of each rank in turn."""
         tiling = self.plan.tiling
@@ -248,7 +245,7 @@ class MapJob:
         self.maps.maps.clear()
         halo_comm.Free()
 
-    def _map_shares(self, network: Network, comm: "MPI.Intracomm", sink: MapSink) -> None:
+    def _map_shares(self, network: Network, comm: Intracomm, sink: MapSink) -> None:
         """Compute all windows at once, one per rank, and hand them on in pieces."""
         tiling, mapper = self.plan.tiling, self.mapper
         spatial = spatial_network(

@@ -1,6 +1,6 @@
 """A map computed to its end: written to its file, or kept by rank 0 in memory."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -11,14 +11,12 @@ from tilenet.mapping.prediction import Prediction
 from tilenet.mapping.writing.resume import MapResume
 from tilenet.mapping.writing.writer import MapWriter
 from tilenet.mapping.writing_sink import WritingSink
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.storage.lock import Lock
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def make_map(
@@ -27,7 +25,7 @@ def make_map(
     source: MapSource,
     requests: StopRequests,
     lock: Lock | None,
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
 ) -> tuple[bool, NDArray[Any] | None]:
     """Compute and write the map. Collective.
 
@@ -72,7 +70,7 @@ def make_map(
 
 def _write_map(
     job: MapJob,
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
     writer: MapWriter,
     source: MapSource,
     requests: StopRequests,

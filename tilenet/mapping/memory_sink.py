@@ -1,16 +1,14 @@
 """A map that stays in memory: the ranks send their pieces to rank 0."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Computed, Mapper
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from tilenet.mpi import Intracomm, Request
 
 
 class MemorySink:
@@ -27,7 +25,7 @@ class MemorySink:
     def __init__(
         self,
         mapper: Mapper,
-        comm: "MPI.Intracomm",
+        comm: Intracomm,
         window: Window,
         check: Callable[[Window, Computed], None],
     ) -> None:
@@ -36,7 +34,7 @@ class MemorySink:
         if comm.rank == 0:
             size = mapper.kind.bands, window.height, window.width
             self.values = np.full(size, mapper.kind.nodata, mapper.kind.dtype)
-        self._sent: tuple[MPI.Request, NDArray[Any]] | None = None
+        self._sent: tuple[Request, NDArray[Any]] | None = None
 
     def wants(self, rank: int, window: Window) -> bool:
         """Rank 0 has to do with all pieces that the map shows, the others with their own."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,6 +21,7 @@ from tilenet.mapping.prediction import Prediction
 from tilenet.mapping.prove import prove_map
 from tilenet.mapping.turns import turn_map
 from tilenet.mapping.writing.target import claim_target
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.peak_memory import measure_peak_bytes
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
@@ -31,11 +32,8 @@ from tilenet.parallel.ranks.tf32 import say_where_no_tf32, tf32_if_asked
 from tilenet.planning.balance import check_balance, likely_balance
 from tilenet.storage.lock import Lock
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
-
-def predict(prediction: Prediction, comm: "MPI.Intracomm | None" = None) -> dict[str, Any]:
+def predict(prediction: Prediction, comm: Intracomm | None = None) -> dict[str, Any]:
     """Make a map of an image. Collective: all ranks of `comm`, None: of the job, call it.
 
     Returns:
@@ -96,9 +94,7 @@ def predict(prediction: Prediction, comm: "MPI.Intracomm | None" = None) -> dict
     }
 
 
-def _begin(
-    prediction: Prediction, stack: ExitStack, comm: "MPI.Intracomm"
-) -> tuple[Lock | None, Path]:
+def _begin(prediction: Prediction, stack: ExitStack, comm: Intracomm) -> tuple[Lock | None, Path]:
     """The map's lock, on rank 0, and the checkpoint that all ranks read. Collective."""
     lock, folder = None, Path()
     with agreed(comm):
@@ -117,7 +113,7 @@ def _job(
     devices: Sequence[torch.device],
     ranks_of_node: int,
     watchdog: Watchdog,
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
 ) -> MapJob:
     """Decide how the image is mapped, and which of its blocks stay in memory. Collective."""
     record = source.record

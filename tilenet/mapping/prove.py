@@ -7,7 +7,6 @@ its plain list of layers: no module is imported for a map.
 import copy
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from tilenet.geometry.windows import Window
 from tilenet.mapping.job import MapJob
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.model.network import Network
+from tilenet.mpi import Intracomm
 from tilenet.parallel.proof import (
     Difference,
     largest,
@@ -40,11 +40,8 @@ from tilenet.planning.small_image import (
     untested_halo,
 )
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
-
-def prove_map(job: MapJob, comm: "MPI.Intracomm") -> None:
+def prove_map(job: MapJob, comm: Intracomm) -> None:
     """Compare, and say how far the map's tiles are from the whole image. Collective.
 
     Args:
@@ -106,7 +103,7 @@ def _plan_small(job: MapJob, num_ranks: int) -> MapPlan:
     return plan_passes(question, small, "", swept)
 
 
-def _prove(job: MapJob, plan: MapPlan, comm: "MPI.Intracomm") -> str:
+def _prove(job: MapJob, plan: MapPlan, comm: Intracomm) -> str:
     """Compute, compare and say it; returns why it cannot be done."""
     from mpi4py import MPI
 

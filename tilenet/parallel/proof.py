@@ -7,18 +7,15 @@ one device differs from float64 by its own rounding, which says how far ranks ma
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError
+from tilenet.mpi import Comm
 from tilenet.parallel.health.exchange_clock import EXCHANGING
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.tf32 import tf32_if_asked
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 # Relative to the largest value. Some hundred layers leave 1e-15 to 1e-13; norms of few cells blow
 # that up by 1/√ε, 300 times, and gradients pass them twice. A halo that is short by a pixel, or a
@@ -62,7 +59,7 @@ def largest(values: Tensor, expected: Tensor) -> float:
     return float(apart.nan_to_num(nan=torch.inf))
 
 
-def proof_precision(devices: Sequence[torch.device], comm: "MPI.Comm") -> str:
+def proof_precision(devices: Sequence[torch.device], comm: Comm) -> str:
     """float64 on CPUs, float32 where a rank has another device. Collective."""
     others = any(device.type != "cpu" for device in devices)
     return "float32" if any(comm.allgather(others)) else "float64"
@@ -111,7 +108,7 @@ def check_rounding(differences: Sequence[Difference], how: str, off: str) -> Non
 
 
 def say_or_refuse(
-    differences: Sequence[Difference], how: str, note: str, off: str, comm: "MPI.Comm"
+    differences: Sequence[Difference], how: str, note: str, off: str, comm: Comm
 ) -> None:
     """Check the differences as `check_rounding`, and have rank 0 print them. Collective.
 
@@ -129,7 +126,7 @@ def say_or_refuse(
         say(f"proved on {how}: {measured}{rounding}{note}")
 
 
-def say_why_not(reason: str, comm: "MPI.Comm") -> None:
+def say_why_not(reason: str, comm: Comm) -> None:
     """Have rank 0 say why nothing was proved, where there is a reason."""
     if reason and comm.rank == 0:
         say(f"not proved: {reason}")

@@ -1,11 +1,11 @@
 """The network of a run on the devices of a rank, with its pipeline and swapping."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 from tilenet.geometry.by_place import by_place
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import Network, build_network
+from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.pipeline.pipe import Pipe
@@ -20,9 +20,6 @@ from tilenet.planning.memory.states import state_bytes
 from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.setup.swap import SwapRequest, decide_swaps, device_bytes, pipe_swaps
 from tilenet.training.swept import AnyPipe, swept_pipe
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class RunNetwork:
@@ -117,13 +114,11 @@ class RunNetwork:
         )
         return here + state_bytes(self._optimizer, here, self.sharers)
 
-    def shares(self, comm: "MPI.Intracomm", piece_bytes: int) -> Shares | None:
+    def shares(self, comm: Intracomm, piece_bytes: int) -> Shares | None:
         """Return the ranks' shares of the update, in pieces of gradients; None: no shares."""
         return None if self.sharers == 1 else Shares(self.network.trained, comm, piece_bytes)
 
-    def gradient_sum(
-        self, comm: "MPI.Intracomm", pieces: int | Shares, transport: str
-    ) -> GradientSum:
+    def gradient_sum(self, comm: Intracomm, pieces: int | Shares, transport: str) -> GradientSum:
         """The sum of this network's gradients over ranks. Collective."""
         return GradientSum(self.network.trained, comm, pieces, transport)
 
@@ -156,5 +151,5 @@ class RunNetwork:
         self.image_comm.Free()
 
 
-def _device_mpi(halos_from: str, devices: RunDevices, comm: "MPI.Intracomm") -> bool:
+def _device_mpi(halos_from: str, devices: RunDevices, comm: Intracomm) -> bool:
     return exchange_from(halos_from, devices.partitions, comm) == "device"

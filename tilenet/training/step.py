@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from tilenet.errors import AgreedError
 from tilenet.geometry.windows import Window
 from tilenet.model.loss import Loss, dice
 from tilenet.model.upload import upload
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.exchange_clock import EXCHANGING
 from tilenet.parallel.health.peak_memory import measure_peak_bytes
 from tilenet.parallel.sums.all_reduce import sum_with_gradient
@@ -32,9 +32,6 @@ from tilenet.training.images.tile_task import ReadTile
 from tilenet.training.network import RunNetwork
 from tilenet.training.tile_sums import add_in_flow, on_device, tile_sums
 from tilenet.training.update import Update
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class Step:
         update: Update,
         gradients: GradientSum,
         folder: Path,
-        comm: "MPI.Intracomm",
+        comm: Intracomm,
     ) -> None:
         self.pipe, self.loss, self.update = network.pipe, loss, update
         self.gradients = gradients

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import shapely
@@ -18,9 +18,7 @@ from rasterio.features import shapes as polygonise
 from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.windows import Window
 from tilenet.mapping.polygons.corners import build_polygons, drop_straight_points
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from tilenet.mpi import Comm
 
 BLOCK_PX = 2048
 MESSAGE_POINTS = 1 << 24  # 16 bytes each: MPI counts to 2³¹ − 1
@@ -128,7 +126,7 @@ def join(cut: ClassPolygons) -> ClassPolygons:
     return ClassPolygons.concatenate(parts)
 
 
-def gather(mine: ClassPolygons, comm: "MPI.Comm") -> ClassPolygons:
+def gather(mine: ClassPolygons, comm: Comm) -> ClassPolygons:
     """Polygons of all ranks on rank 0; on the others no polygons. Collective."""
     if comm.rank:
         ends = np.cumsum(shapely.get_num_coordinates(mine.shapes)) // MESSAGE_POINTS

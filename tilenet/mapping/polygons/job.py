@@ -8,7 +8,7 @@ if both, and all that meet them, are whole; in polygons of blocks the cuts would
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import shapely
@@ -28,12 +28,10 @@ from tilenet.mapping.polygons.class_polygons import (
 from tilenet.mapping.polygons.corners import add_met_corners
 from tilenet.mapping.polygons.vector_file import check_ending, crs_text, write_polygons
 from tilenet.mapping.writing.target import check_target
+from tilenet.mpi import Intracomm
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import together
 from tilenet.storage.class_names import names_in_map
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class PolygonsJob:
     overwrite: bool = False
 
 
-def make_polygons(job: PolygonsJob, comm: "MPI.Intracomm") -> int:
+def make_polygons(job: PolygonsJob, comm: Intracomm) -> int:
     """Write the polygons of a map. Collective.
 
     Returns:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from io import FileIO
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import rasterio
@@ -47,11 +47,9 @@ from tilenet.mapping.writing.tiff_header import (
     tiles_in,
 )
 from tilenet.mapping.writing.tile_shares import share_tiles, tile_cost
+from tilenet.mpi import Comm, Intracomm
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.node import ranks_of_node
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 # Pixels, before they are compressed, that a rank has in memory at once, and tiles of them.
 BATCH_BYTES, BATCH_TILES = 32 << 20, 16
@@ -115,7 +113,7 @@ def cannot_write(path: str, error: BaseException, *, resumable: bool) -> Tilenet
     )
 
 
-def write_cog(job: CogJob | None, comm: "MPI.Intracomm") -> None:
+def write_cog(job: CogJob | None, comm: Intracomm) -> None:
     """Write the map. Collective.
 
     Args:
@@ -151,7 +149,7 @@ class _CogWriter:
         record_at: On rank 0, monotonic time at which the record is due again.
     """
 
-    def __init__(self, job: CogJob, comm: "MPI.Comm", stack: ExitStack) -> None:
+    def __init__(self, job: CogJob, comm: Comm, stack: ExitStack) -> None:
         self.job, self.comm, self.stack = job, comm, stack
         self.near = comm.allgather(_is_near(comm))
         self.sources: dict[int, Any] = {0: job.pieces}
@@ -334,7 +332,7 @@ def _set_places(
     return at
 
 
-def _is_near(comm: "MPI.Comm") -> bool:
+def _is_near(comm: Comm) -> bool:
     """Whether this rank is on the node of rank 0. Collective."""
     from mpi4py import MPI
 

@@ -6,19 +6,16 @@ Finished tiles are on disk already; the sums of a pass for statistics are writte
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.mapping.writing.writer import MapWriter
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.stop_rounds import StopRounds
 from tilenet.parallel.ranks.comm import agreed
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class MapResume:
@@ -30,7 +27,7 @@ class MapResume:
         requests: Requests to stop.
     """
 
-    def __init__(self, comm: "MPI.Intracomm", writer: MapWriter, requests: StopRequests) -> None:
+    def __init__(self, comm: Intracomm, writer: MapWriter, requests: StopRequests) -> None:
         self.comm, self.writer, self._requests = comm, writer, requests
         self._failed: TilenetError | None = None
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import astuple, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from affine import Affine
@@ -31,11 +31,9 @@ from tilenet.mapping.writing.map_kind import IMAGE_TAG, MapKind
 from tilenet.mapping.writing.map_pieces import Pieces, begin_pieces, put_file
 from tilenet.mapping.writing.target import put_map
 from tilenet.mapping.writing.tiff_header import BLOCK_PX, Template
+from tilenet.mpi import Intracomm
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.storage.lock import Lock
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class MapWriter:
@@ -68,7 +66,7 @@ class MapWriter:
         window: Window | None = None,
         made_of: dict[str, Any] | None = None,
         lock: Lock | None = None,
-        comm: "MPI.Intracomm | None" = None,
+        comm: Intracomm | None = None,
     ) -> None:
         if comm is None:
             from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not

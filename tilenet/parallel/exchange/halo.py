@@ -11,7 +11,7 @@ waited for, so that a layer can compute its interior meanwhile.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,8 @@ from torch import Tensor
 
 from tilenet.geometry.ownership import LayerHalo
 from tilenet.geometry.windows import Window
+from tilenet.mpi import Intracomm, Request
 from tilenet.parallel.health.exchange_clock import EXCHANGING
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 Parts = Sequence[tuple[int, Tensor]]  # (rank, contiguous tensor)
 
@@ -42,7 +40,7 @@ class HaloChannel:
         bytes: Bytes sent so far.
     """
 
-    def __init__(self, comm: "MPI.Intracomm | None", *, device_mpi: bool = False) -> None:
+    def __init__(self, comm: Intracomm | None, *, device_mpi: bool = False) -> None:
         self.comm = comm
         self._device_mpi = device_mpi
         self.messages = 0
@@ -96,7 +94,7 @@ class Pending:
         self,
         incoming: list[Tensor],
         outgoing: list[Tensor],
-        requests: "list[MPI.Request]",
+        requests: list[Request],
         device: torch.device,
     ) -> None:
         self._incoming, self._outgoing = incoming, outgoing  # kept alive until MPI is done

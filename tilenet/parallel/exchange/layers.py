@@ -8,7 +8,7 @@ Parameters stay those of the network, under the same names.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,12 +22,10 @@ from tilenet.geometry.tiles import Tiling
 from tilenet.model.cellwise import kernel_of
 from tilenet.model.modules import block_max
 from tilenet.model.origin import Origin, origin_under_way
+from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.conv import Shape, convolve
 from tilenet.parallel.exchange.copied import takes_copy
 from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 # A tag names a layer, a micro-batch and a direction, modulo these numbers: MPI guarantees 32 768
 # tags only, and messages between two ranks with the same tag keep their order anyway.
@@ -53,8 +51,8 @@ class SpatialContext:
         self,
         layers: tuple[Layer, ...],
         balance: Sequence[int],
-        image_comm: "MPI.Intracomm | None",
-        step_comm: "MPI.Intracomm | None" = None,
+        image_comm: Intracomm | None,
+        step_comm: Intracomm | None = None,
         *,
         device_mpi: bool = False,
     ) -> None:
@@ -70,13 +68,13 @@ class SpatialContext:
     def _partition(self, layer: int) -> int:
         return next(number for number, end in enumerate(self._ends) if layer < end)
 
-    def norm_comm(self, layer: int, norm: str) -> "MPI.Intracomm | None":
+    def norm_comm(self, layer: int, norm: str) -> Intracomm | None:
         """The ranks over which a norm sums."""
         if norm == "batch":
             return self._step_comms[self._partition(layer)]
         return self.image_comm(layer)
 
-    def image_comm(self, layer: int) -> "MPI.Intracomm | None":
+    def image_comm(self, layer: int) -> Intracomm | None:
         """The ranks that hold the same image."""
         return self._image_comms[self._partition(layer)]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -10,12 +9,10 @@ from tilenet.choices import HaloMode
 from tilenet.geometry.by_place import by_place
 from tilenet.geometry.layers import Layer, Norm
 from tilenet.model.network import Network
+from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.layers import SpatialContext, spatial_layer
 from tilenet.parallel.exchange.norm import WholeImageNorm
 from tilenet.parallel.exchange.placed import cells_at, placed_layer
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class SpatialNetwork(Network):
@@ -57,8 +54,8 @@ def spatial_network(
     layers: tuple[Layer, ...],
     balance: Sequence[int],
     halo_mode: HaloMode,
-    image_comm: "MPI.Intracomm | None",
-    step_comm: "MPI.Intracomm | None" = None,
+    image_comm: Intracomm | None,
+    step_comm: Intracomm | None = None,
     *,
     device_mpi: bool = False,
 ) -> SpatialNetwork:

@@ -12,7 +12,7 @@ sample variance", 1983, eq. 1.7): E[x²] − E[x]² has no digits left for pixel
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,9 @@ from tilenet.geometry.layers import Norm
 from tilenet.geometry.windows import Window
 from tilenet.model.gpipe import is_recomputing
 from tilenet.model.upload import upload
+from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.sums.all_reduce import add_over
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class WholeImageNorm(nn.Module):
         plain: nn.Module,
         layer: Norm,
         cells: Callable[[], Cells],
-        comm: "MPI.Intracomm | None",
+        comm: Intracomm | None,
     ) -> None:
         super().__init__()
         for name in ("weight", "bias"):

@@ -8,7 +8,7 @@ so that statistics are the same to the last bit on every rank and for any number
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from tilenet.geometry.tiles import Tiling
 from tilenet.geometry.windows import Window
 from tilenet.model.network import Network
 from tilenet.model.origin import Origin
+from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.fixed import Statistic, statistic_of
 from tilenet.parallel.exchange.network import placed_network
 from tilenet.parallel.exchange.norm import Cells
@@ -30,9 +31,6 @@ from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.pipeline.pipe import Pipe
 from tilenet.parallel.ranks.comm import agreed
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 Values = NDArray[np.float64]
 # The network's input for each of some windows, (1, bands, H, W), while the context lasts.
@@ -80,7 +78,7 @@ class StatisticPasses:
         self,
         network: Network,
         passes: Sequence[tuple[int, Tiling]],
-        comm: "MPI.Intracomm",
+        comm: Intracomm,
         watchdog: Watchdog,
         kept_sums: KeptSums | None = None,
     ) -> Network:
@@ -163,9 +161,7 @@ def _tile_values(
         return statistic.find(x, where)
 
 
-def _gathered(
-    values: Values | None, statistic: Statistic, comm: "MPI.Intracomm"
-) -> NDArray[np.float64]:
+def _gathered(values: Values | None, statistic: Statistic, comm: Intracomm) -> NDArray[np.float64]:
     """The values of all ranks, in their order; None counts as zeros."""
     own = np.zeros(statistic.num_values) if values is None else values
     everything = np.empty((comm.size, own.size))

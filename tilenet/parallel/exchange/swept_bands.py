@@ -9,7 +9,6 @@ from collections.abc import Generator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from tilenet.geometry.ownership import AxisShares, tiling_shares
 from tilenet.geometry.tiles import Tiling
 from tilenet.geometry.windows import Window
 from tilenet.model.network import Network
+from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.fixed import Statistic, statistic_of
 from tilenet.parallel.exchange.halo import HaloChannel
 from tilenet.parallel.exchange.passes import KeptSums, Reads, Values
@@ -29,9 +29,6 @@ from tilenet.parallel.exchange.whole_maps import AveragedOver
 from tilenet.parallel.health.progress import progress_bar
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ def sweep_band(
             pieces = [rows[:, :, first - done :].clone()] if first < done else []
 
 
-def columns_of(layers: tuple[Layer, ...], tiling: Tiling, comm: "MPI.Intracomm") -> Columns | None:
+def columns_of(layers: tuple[Layer, ...], tiling: Tiling, comm: Intracomm) -> Columns | None:
     """The columns that a rank sweeps, if columns exchange halos."""
     if not tiling.rule.exchanged:
         return None
@@ -122,7 +119,7 @@ def sweep_statistics(
     image: ImageSweep,
     network: Network,
     passes: Sequence[tuple[int, Tiling]],
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
     watchdog: Watchdog,
     kept_sums: KeptSums | None = None,
     *,
@@ -208,7 +205,7 @@ def _merged(
     statistic: Statistic,
     shares: Sequence[Sequence[Band]],
     own_values: list[Values],
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
 ) -> Values:
     """The statistic of all tiles, the same on all ranks."""
     most = max(sum(len(band.tiles) for band in share) for share in shares)

@@ -6,7 +6,7 @@ that of its own pixels; the gradients of the averages are added over the ranks, 
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from tilenet.geometry.layers import GlobalPool
 from tilenet.geometry.windows import Window
 from tilenet.model.upload import upload
+from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.sums.all_reduce import add_over
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def bin_shares(first: int, count: int, whole: int, bins: int) -> Tensor:
@@ -74,7 +72,7 @@ class WholeImagePool(nn.Module):
     """
 
     def __init__(
-        self, layer: GlobalPool, where: Callable[[], AveragedOver], comm: "MPI.Intracomm | None"
+        self, layer: GlobalPool, where: Callable[[], AveragedOver], comm: Intracomm | None
     ) -> None:
         super().__init__()
         self.layer, self.where, self.comm = layer, where, comm
@@ -90,7 +88,7 @@ class WholeImagePool(nn.Module):
 class _Average(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, layer: GlobalPool, where: AveragedOver, comm: "MPI.Intracomm | None"
+        ctx: Any, x: Tensor, layer: GlobalPool, where: AveragedOver, comm: Intracomm | None
     ) -> Tensor:
         ctx.shape, ctx.layer, ctx.where, ctx.comm = x.shape, layer, where, comm
         images = _images(where, x.device)

@@ -6,17 +6,15 @@ share it, as in torch's `amax`.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.whole_maps import AveragedOver
 from tilenet.parallel.sums.all_reduce import add_over, find_largest_over
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class WholeImageMaximum(nn.Module):
@@ -31,7 +29,7 @@ class WholeImageMaximum(nn.Module):
     def __init__(
         self,
         where: Callable[[], AveragedOver],
-        comm: "MPI.Intracomm | None",
+        comm: Intracomm | None,
         *,
         shared: bool = False,
     ) -> None:
@@ -46,7 +44,7 @@ class WholeImageMaximum(nn.Module):
 
 class _Maximum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, where: AveragedOver, comm: "MPI.Intracomm | None") -> Tensor:
+    def forward(ctx: Any, x: Tensor, where: AveragedOver, comm: Intracomm | None) -> Tensor:
         images = torch.tensor(where.cells.images, device=x.device)
         values, places = _own_largest(x, where)
         largest = find_largest_over(comm, _largest_of_images(values, images))
@@ -79,7 +77,7 @@ class _Maximum(torch.autograd.Function):
 
 class _SharedMaximum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, where: AveragedOver, comm: "MPI.Intracomm | None") -> Tensor:
+    def forward(ctx: Any, x: Tensor, where: AveragedOver, comm: Intracomm | None) -> Tensor:
         images = torch.tensor(where.cells.images, device=x.device)
         values, _ = _own_largest(x, where)
         largest = find_largest_over(comm, _largest_of_images(values, images))[images]
@@ -109,7 +107,7 @@ def _own_cells(x: Tensor, where: AveragedOver) -> list[Tensor]:
     return [part_of(x[sample : sample + 1], window, 0, 0)[0] for sample, window in own]
 
 
-def _summed(values: Tensor, images: Tensor, comm: "MPI.Intracomm | None") -> Tensor:
+def _summed(values: Tensor, images: Tensor, comm: Intracomm | None) -> Tensor:
     """Sums of samples' values (B, C) over their images and the ranks, (B, C), float64."""
     folded = values.new_zeros((int(images.max()) + 1, values.shape[1]), dtype=torch.float64)
     folded.index_add_(0, images, values.double())

@@ -2,19 +2,16 @@
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from tilenet.errors import one_line
+from tilenet.mpi import Comm
 from tilenet.parallel.health.log_lines import LogLines
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def progress_bar(
-    comm: "MPI.Comm",
+    comm: Comm,
     total: int,
     unit: str,
     done: int = 0,

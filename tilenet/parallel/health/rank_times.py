@@ -3,14 +3,12 @@
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilenet.errors import TilenetError
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
 from tilenet.storage.atomic import write_aside
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 TIMINGS = "timings.json"
 
@@ -53,7 +51,7 @@ class RankTimes:
 
 
 def write_times(
-    comm: "MPI.Intracomm", folder: Path, times: RankTimes, first_step: int, last_step: int
+    comm: Intracomm, folder: Path, times: RankTimes, first_step: int, last_step: int
 ) -> None:
     """Have rank 0 write `timings.json`: seconds of each rank, their least, mean and most.
 

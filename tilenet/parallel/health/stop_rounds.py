@@ -1,13 +1,9 @@
 """Rounds of work that end early when any rank is asked to stop."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from tilenet.mpi import Intracomm, Request
 from tilenet.parallel.health.signals import StopRequests
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class StopRounds:
@@ -17,7 +13,7 @@ class StopRounds:
     round, not to end it, and may be ahead of them.
     """
 
-    def __init__(self, comm: "MPI.Intracomm", requests: StopRequests) -> None:
+    def __init__(self, comm: Intracomm, requests: StopRequests) -> None:
         self.comm, self.requests = comm, requests
         self._own, self._sum = np.zeros(1, np.int32), np.zeros(1, np.int32)
         self._reduction = self._begin()
@@ -33,6 +29,6 @@ class StopRounds:
         """End the sum that is under way."""
         self._reduction.Wait()
 
-    def _begin(self) -> "MPI.Request":
+    def _begin(self) -> Request:
         self._own[0] = self.requests.requested
         return self.comm.Iallreduce(self._own, self._sum)

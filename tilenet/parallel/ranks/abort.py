@@ -10,12 +10,10 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from tilenet.errors import AgreedError, TilenetError
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from tilenet.mpi import Intracomm
 
 # MPICH's Abort may return, and any MPI's may hang on a broken network.
 ABORT_SECONDS = 20.0
@@ -75,7 +73,7 @@ def _report_in_thread(args: "threading.ExceptHookArgs") -> None:
     _end_job(f"thread {name}: {reason}")
 
 
-def _world() -> "MPI.Intracomm | None":
+def _world() -> Intracomm | None:
     """All ranks, if MPI runs with several."""
     if "mpi4py.MPI" not in sys.modules:
         return None

@@ -9,19 +9,16 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
 
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.mpi import Comm, Intracomm
 from tilenet.parallel.ranks.shared_memory import unname_shared_memory
 from tilenet.parallel.ranks.start import STEP_SIZES, say_started, watched_start
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 POLL_SECONDS = 0.02
 
 
-def world() -> "MPI.Intracomm":
+def world() -> Intracomm:
     """All ranks of the job; starts MPI on the first call. Collective.
 
     Raises:
@@ -52,7 +49,7 @@ def _begin_once() -> None:
     unname_shared_memory(MPI.COMM_WORLD)
 
 
-def threads_may_call(comm: "MPI.Comm") -> bool:
+def threads_may_call(comm: Comm) -> bool:
     """Whether several threads of each rank may call MPI at a time. Collective."""
     from mpi4py import MPI
 
@@ -60,7 +57,7 @@ def threads_may_call(comm: "MPI.Comm") -> bool:
 
 
 @contextmanager
-def agreed(comm: "MPI.Comm") -> Generator[None, None, None]:
+def agreed(comm: Comm) -> Generator[None, None, None]:
     """Have all ranks raise the error of one of them. Collective at the end of the block.
 
     A rank that raised alone would leave the others waiting in their next message forever. The
@@ -80,7 +77,7 @@ def agreed(comm: "MPI.Comm") -> Generator[None, None, None]:
         raise AgreedError(comm.bcast(str(error), root=lowest)) from error
 
 
-def wait_quietly(comm: "MPI.Comm") -> None:
+def wait_quietly(comm: Comm) -> None:
     """A barrier that sleeps between polls. Collective.
 
     MPI's own polls without a pause, and where ranks share cores it takes the core of the rank that

@@ -9,16 +9,14 @@ that hides GPUs also renumbers them.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tilenet.errors import TilenetError
+from tilenet.mpi import Comm
 from tilenet.parallel.ranks.malloc import keep_freed_buffers
 from tilenet.parallel.ranks.node import cores_of_rank, ranks_of_node
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 # By which launchers show a rank some of a node's GPUs, by what torch calls these.
 VISIBLE_DEVICES = {
@@ -145,7 +143,7 @@ class NodePlace:
         return all(self.visible) and 0 < len(names) == len(set(names)) and self.size > 1
 
 
-def find_node_place(comm: "MPI.Comm", device: str | list[str] = "cpu") -> NodePlace:
+def find_node_place(comm: Comm, device: str | list[str] = "cpu") -> NodePlace:
     """Where this rank stands on its node, with GPUs unless `device` is `cpu`. Collective."""
     gpus = () if device == "cpu" else list_gpus()  # to look at GPUs starts their runtime
     node = ranks_of_node(comm)

@@ -5,19 +5,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 
 from tilenet.errors import AgreedError
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.comm import agreed, threads_may_call
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices, find_node_place
 from tilenet.parallel.ranks.node import ranks_of_node
 from tilenet.parallel.ranks.tf32 import say_where_no_tf32, tf32_if_asked
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 MOST_LINES = 8  # of a job with nodes that all differ
 MOST_RANGES = 4  # of the ranks of a node, where the launcher deals them out in turn
@@ -134,9 +131,7 @@ def _shorten(numbers: Sequence[int]) -> str:
     return ", ".join(texts + ["…"] * (len(runs) > MOST_RANGES))
 
 
-def say_layout(
-    comm: "MPI.Intracomm", place: NodePlace, devices: Sequence[torch.device]
-) -> list[str]:
+def say_layout(comm: Intracomm, place: NodePlace, devices: Sequence[torch.device]) -> list[str]:
     """Have rank 0 print the layout of all ranks, and return its lines there. Collective."""
     from mpi4py import MPI
 
@@ -183,9 +178,7 @@ class RunDevices:
     layout: list[str]
 
     @classmethod
-    def choose(
-        cls, device: str | list[str], num_partitions: int, comm: "MPI.Intracomm"
-    ) -> "RunDevices":
+    def choose(cls, device: str | list[str], num_partitions: int, comm: Intracomm) -> "RunDevices":
         """Choose the devices of each rank, and have rank 0 print the layout. Collective.
 
         Raises:
@@ -196,7 +189,7 @@ class RunDevices:
             partitions = choose_devices(device, place, num_partitions)
         return cls(partitions, place, say_layout(comm, place, partitions))
 
-    def check_threads(self, comm: "MPI.Intracomm") -> None:
+    def check_threads(self, comm: Intracomm) -> None:
         """Refuse layers that call MPI from several threads where MPI forbids it. Collective.
 
         Each partition has a thread, and autograd computes backward in one per GPU.
@@ -213,7 +206,7 @@ class RunDevices:
                 "without MPI4PY_RC_THREAD_LEVEL, or one partition per rank on CPUs"
             )
 
-    def compute_in(self, precision: str, stack: ExitStack, comm: "MPI.Intracomm") -> None:
+    def compute_in(self, precision: str, stack: ExitStack, comm: Intracomm) -> None:
         """Compute with TF32 until `stack` closes, if `precision` is `tf32`. Collective."""
         stack.enter_context(tf32_if_asked(precision))
         say_where_no_tf32(precision, self.partitions, comm)

@@ -2,16 +2,14 @@
 
 import atexit
 import sys
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from tilenet.errors import AgreedError
+from tilenet.mpi import Intracomm
 from tilenet.parallel.ranks.abort import end_where_uncaught
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
-
-def check_alike(comm: "MPI.Intracomm", *arguments: str) -> None:
+def check_alike(comm: Intracomm, *arguments: str) -> None:
     """Refuse ranks with different arguments. Collective.
 
     Raises:
@@ -38,7 +36,7 @@ class Meeting:
     """Whether ranks of this process's job differed once: they are compared no more."""
     _at_exit: ClassVar[bool] = False
 
-    def __init__(self, comm: "MPI.Intracomm") -> None:
+    def __init__(self, comm: Intracomm) -> None:
         self._comm = comm
         self._error: AgreedError | None = None
         end_where_uncaught()
@@ -61,7 +59,7 @@ class Meeting:
             raise
 
 
-def _compare(comm: "MPI.Intracomm", own_place: str) -> None:
+def _compare(comm: Intracomm, own_place: str) -> None:
     places = comm.allgather(own_place)
     for rank, place in enumerate(places):
         if place != places[0]:
@@ -71,7 +69,7 @@ def _compare(comm: "MPI.Intracomm", own_place: str) -> None:
             )
 
 
-def _compare_at_exit(comm: "MPI.Intracomm") -> None:
+def _compare_at_exit(comm: Intracomm) -> None:
     if Meeting.apart:
         return
     try:

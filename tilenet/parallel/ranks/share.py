@@ -2,18 +2,16 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from tilenet.mpi import Comm
 
 PIECE_BYTES = 1 << 30  # MPI counts the bytes of a message to 2³¹ − 1
 
 
-def share_tensors(tensors: Mapping[str, Tensor], comm: "MPI.Comm") -> dict[str, Tensor]:
+def share_tensors(tensors: Mapping[str, Tensor], comm: Comm) -> dict[str, Tensor]:
     """Rank 0's tensors by their names, in the memory of each rank's host. Collective.
 
     Args:

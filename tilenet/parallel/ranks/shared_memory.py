@@ -7,16 +7,14 @@ its own. Once all ranks of the node have mapped it, nothing needs its name.
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from tilenet.mpi import Intracomm
 
 MAPS = Path("/proc/self/maps")
 NAMES = re.compile(r"/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+$")
 
 
-def unname_shared_memory(comm: "MPI.Intracomm") -> None:
+def unname_shared_memory(comm: Intracomm) -> None:
     """Delete the names of files that MPICH shares on a node; mapped they stay. Collective.
 
     Does nothing with another MPI, or where the system does not list mapped files.

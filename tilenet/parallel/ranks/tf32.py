@@ -7,14 +7,12 @@ autograd's threads obey them too.
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from tilenet.mpi import Comm
 from tilenet.parallel.health.progress import say
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @contextmanager
@@ -46,7 +44,7 @@ def has_tf32(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def say_where_no_tf32(precision: str, devices: Sequence[torch.device], comm: "MPI.Comm") -> None:
+def say_where_no_tf32(precision: str, devices: Sequence[torch.device], comm: Comm) -> None:
     """Have rank 0 say that `tf32` is float32, where a rank has a device without it. Collective."""
     if precision == "tf32":
         lacking = [str(device) for device in devices if not has_tf32(device)]

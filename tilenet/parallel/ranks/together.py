@@ -8,17 +8,14 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilenet.errors import TilenetError
+from tilenet.mpi import Comm, Intracomm
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
 from tilenet.parallel.ranks.comm import agreed
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SHORTEST_S, LONGEST_S = 1e-4, 0.02  # between two polls for the other ranks
 
@@ -27,7 +24,7 @@ SHORTEST_S, LONGEST_S = 1e-4, 0.02  # between two polls for the other ranks
 class RankControl:
     """All ranks of a run, the watchdog that is armed for each phase, and requests to stop."""
 
-    comm: "MPI.Intracomm"
+    comm: Intracomm
     watchdog: Watchdog = NEVER
     stop: StopRequests = field(default_factory=StopRequests)
 
@@ -43,7 +40,7 @@ class Phase:
         ended: Whether all ranks leave here, since one failed or was asked to stop.
     """
 
-    def __init__(self, comm: "MPI.Comm", requests: StopRequests | None) -> None:
+    def __init__(self, comm: Comm, requests: StopRequests | None) -> None:
         self._comm, self._requests = comm, requests
         self._own, self._all = np.zeros(2, np.int32), np.zeros(2, np.int32)
         self.failed = self.ended = False
@@ -87,9 +84,7 @@ class _Left(Exception):
 
 
 @contextmanager
-def together(
-    comm: "MPI.Comm", requests: StopRequests | None = None
-) -> Generator[Phase, None, None]:
+def together(comm: Comm, requests: StopRequests | None = None) -> Generator[Phase, None, None]:
     """Agree on errors as `agreed` does; all ranks leave soon after one failed or is to stop.
 
     The block calls `part_done` between the parts of its work, and does not communicate otherwise.
@@ -116,7 +111,7 @@ def together(
         raise StopAgreed
 
 
-def end_if_asked(comm: "MPI.Comm", requests: StopRequests | None) -> None:
+def end_if_asked(comm: Comm, requests: StopRequests | None) -> None:
     """Leave between two phases if a rank was asked to stop. Collective.
 
     Raises:

@@ -1,17 +1,15 @@
 """Sums and maxima of float64 values over ranks; through one kind of sum gradients flow."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.exchange_clock import EXCHANGING
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
-
-def sum_with_gradient(x: Tensor, comm: "MPI.Intracomm | None") -> Tensor:
+def sum_with_gradient(x: Tensor, comm: Intracomm | None) -> Tensor:
     """The sum of `x` over the ranks, on each of them. Collective, in forward and in backward.
 
     It is its own adjoint: gradients of each rank's copy of the sum flow back to all. So ranks that
@@ -26,7 +24,7 @@ def sum_with_gradient(x: Tensor, comm: "MPI.Intracomm | None") -> Tensor:
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: "MPI.Intracomm | None") -> Tensor:
+    def forward(ctx: Any, x: Tensor, comm: Intracomm | None) -> Tensor:
         ctx.comm = comm
         return add_over(comm, x)
 
@@ -35,19 +33,17 @@ class _Sum(torch.autograd.Function):
         return add_over(ctx.comm, grads[0]), None
 
 
-def add_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
+def add_over(comm: Intracomm | None, values: Tensor) -> Tensor:
     """The sum of float64 values over ranks. Collective; `comm` is None for a rank alone."""
     return _reduce(comm, values, "SUM")
 
 
-def find_largest_over(comm: "MPI.Intracomm | None", values: Tensor) -> Tensor:
+def find_largest_over(comm: Intracomm | None, values: Tensor) -> Tensor:
     """The largest of float64 values over ranks. Collective; `comm` is None for a rank alone."""
     return _reduce(comm, values, "MAX")
 
 
-def _reduce(
-    comm: "MPI.Intracomm | None", values: Tensor, operation: Literal["SUM", "MAX"]
-) -> Tensor:
+def _reduce(comm: Intracomm | None, values: Tensor, operation: Literal["SUM", "MAX"]) -> Tensor:
     if comm is None or comm.size == 1:
         return values
     from mpi4py import MPI

@@ -20,17 +20,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from tilenet.mpi import Intracomm
 from tilenet.parallel.sums.meanwhile import sums_pay_meanwhile
 from tilenet.parallel.sums.shares import Shares, block, values_of_piece, whole_blocks
 from tilenet.parallel.sums.transports import Transport, open_transport
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 PIECE_BYTES = 4 << 20
 
@@ -70,7 +67,7 @@ class GradientSum:
     def __init__(
         self,
         parameters: list[nn.Parameter],
-        comm: "MPI.Intracomm",
+        comm: Intracomm,
         pieces: int | Shares = PIECE_BYTES,
         transport: str = "auto",
         *,

@@ -7,15 +7,12 @@ ranks are on one node, it slows backward down by more time than it hides.
 import os
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import torch
 
+from tilenet.mpi import Intracomm
 from tilenet.parallel.ranks.comm import threads_may_call
 from tilenet.parallel.ranks.node import ranks_of_node
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def room_for_helpers(cores: Sequence[Iterable[int]], threads: Sequence[int]) -> bool:
@@ -29,7 +26,7 @@ def room_for_helpers(cores: Sequence[Iterable[int]], threads: Sequence[int]) -> 
     return num_cores >= sum(threads) + len(threads)
 
 
-def sums_pay_meanwhile(comm: "MPI.Intracomm", *, on_devices: bool) -> bool:
+def sums_pay_meanwhile(comm: Intracomm, *, on_devices: bool) -> bool:
     """Whether a thread should sum gradients while backward runs; alike on all ranks. Collective.
 
     Backward may call MPI too, so that this needs an MPI that several threads may call.

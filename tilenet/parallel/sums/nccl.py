@@ -10,19 +10,17 @@ import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tilenet.errors import TilenetError
+from tilenet.mpi import Intracomm
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.devices import find_node_place
 from tilenet.parallel.sums.own_streams import OwnStreams
 from tilenet.parallel.sums.shares import block
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 CONNECT = timedelta(minutes=2)
 
@@ -42,7 +40,7 @@ class NcclTransport:
         AgreedError: The ranks cannot reach one another.
     """
 
-    def __init__(self, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
+    def __init__(self, comm: Intracomm, pieces: Sequence[Tensor]) -> None:
         self.name = "nccl"
         self._comm = comm.Dup()
         self._groups: dict[torch.device, Any] = {}
@@ -96,7 +94,7 @@ class NcclTransport:
         self._comm.Free()
 
 
-def _open_store(comm: "MPI.Intracomm") -> Any:
+def _open_store(comm: Intracomm) -> Any:
     """A key-value store that rank 0 serves. Collective."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

@@ -5,16 +5,14 @@ tile weighs most and each rank ends with its own. Here a step's tiles weigh alik
 with the same, whatever rank computed which tile.
 """
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tilenet.model.modules import BatchNorm
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from tilenet.mpi import Intracomm
 
 MOMENTUM = 0.1
 
@@ -22,7 +20,7 @@ MOMENTUM = 0.1
 class RunningStatistics:
     """The running statistics of a network's batch norms; does nothing where there are none."""
 
-    def __init__(self, network: nn.Module, comm: "MPI.Intracomm") -> None:
+    def __init__(self, network: nn.Module, comm: Intracomm) -> None:
         self._comm = comm
         self._norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
         self._before: list[Tensor] = []

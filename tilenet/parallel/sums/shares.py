@@ -11,13 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from tilenet.mpi import Intracomm
 
 
 def whole_blocks(values: int, ranks: int) -> int:
@@ -30,7 +28,7 @@ def values_of_piece(piece_bytes: int, item_bytes: int, ranks: int = 1) -> int:
     return whole_blocks(max(1, piece_bytes // item_bytes), ranks)
 
 
-def block(part: Tensor, comm: "MPI.Intracomm") -> Tensor:
+def block(part: Tensor, comm: Intracomm) -> Tensor:
     """This rank's block of a part that ranks cut into equal blocks."""
     return part.chunk(comm.size)[comm.rank]
 
@@ -85,9 +83,7 @@ class Shares:
             empty, since torch's optimizers need a parameter.
     """
 
-    def __init__(
-        self, parameters: list[nn.Parameter], comm: "MPI.Intracomm", piece_bytes: int
-    ) -> None:
+    def __init__(self, parameters: list[nn.Parameter], comm: Intracomm, piece_bytes: int) -> None:
         self.parameters, self.comm, self.piece_bytes = parameters[::-1], comm, piece_bytes
         flat = [parameter.detach().view(-1) for parameter in self.parameters]
         self.own = [

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.mpi import Intracomm
 from tilenet.parallel.ranks.devices import list_gpus
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    pass
 
 # How to make an MPI CUDA-aware, by what its version line contains; the first that fits.
 SWITCHES = {
@@ -113,7 +114,7 @@ def _switch(mpi: str) -> str:
 
 
 def exchange_from(
-    memory: str, devices: Sequence[torch.device], comm: "MPI.Intracomm"
+    memory: str, devices: Sequence[torch.device], comm: Intracomm
 ) -> Literal["host", "device"]:
     """The memory from which halos of feature maps are sent: `host` or `device`. Collective.
 

@@ -2,20 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
+from tilenet.mpi import Intracomm
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.sums.nccl import NcclTransport
 from tilenet.parallel.sums.own_streams import OwnStreams
 from tilenet.parallel.sums.shares import block
 from tilenet.parallel.sums.transport_choice import choose_transport, rank_facts
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class Transport(Protocol):
@@ -53,7 +51,7 @@ class _MpiTransport:
         comm: The ranks; duplicated, so that messages do not meet others.
     """
 
-    def __init__(self, comm: "MPI.Intracomm") -> None:
+    def __init__(self, comm: Intracomm) -> None:
         self._comm = comm.Dup()
         self._streams = OwnStreams()
 
@@ -96,7 +94,7 @@ class HostTransport(_MpiTransport):
         pieces: The tensors that will be summed.
     """
 
-    def __init__(self, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
+    def __init__(self, comm: Intracomm, pieces: Sequence[Tensor]) -> None:
         super().__init__(comm)
         self.name = "host"
         self._host = torch.empty(0)
@@ -124,7 +122,7 @@ class DeviceTransport(_MpiTransport):
         comm: The ranks; duplicated, so that messages do not meet others.
     """
 
-    def __init__(self, comm: "MPI.Intracomm") -> None:
+    def __init__(self, comm: Intracomm) -> None:
         super().__init__(comm)
         self.name = "device"
 
@@ -135,7 +133,7 @@ class DeviceTransport(_MpiTransport):
             yield part
 
 
-def open_transport(name: str, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> Transport:
+def open_transport(name: str, comm: Intracomm, pieces: Sequence[Tensor]) -> Transport:
     """The transport of that name; its `name` says which one `auto` became. Collective.
 
     Args:
@@ -159,7 +157,7 @@ def open_transport(name: str, comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -
     return NcclTransport(comm, pieces)
 
 
-def _check_alike(comm: "MPI.Intracomm", pieces: Sequence[Tensor]) -> None:
+def _check_alike(comm: Intracomm, pieces: Sequence[Tensor]) -> None:
     """Refuse ranks that cut otherwise: they would add wrong numbers, or wait forever."""
     devices = list(dict.fromkeys(piece.device for piece in pieces))
     layout = [(p.numel(), str(p.dtype), devices.index(p.device)) for p in pieces]

@@ -13,11 +13,12 @@ from functools import reduce
 from importlib.metadata import PackageNotFoundError, version
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilenet.data.labels.source import ValidationImage
 from tilenet.data.schedule import Sample
 from tilenet.geometry.tiles import Tiling
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.rank_times import RankTimes, write_times
 from tilenet.parallel.swap.statistics import SwapCounts
@@ -29,9 +30,6 @@ from tilenet.training.folder.files import FACTS, KEPT_RUN_FILE
 from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.step import StepResult
 from tilenet.training.swept import AnyPipe
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class RunAccount:
@@ -59,7 +57,7 @@ class RunAccount:
             result.peak_bytes,
         )
 
-    def say_swaps(self, comm: "MPI.Intracomm") -> None:
+    def say_swaps(self, comm: Intracomm) -> None:
         """Print the swapped tensors and bytes of all ranks, if any. Collective."""
         # All ranks wait for rank 0, which may be writing a trace: the run's files are complete when
         # any rank returns.
@@ -78,7 +76,7 @@ class RunAccount:
             * (len(ranks) > 1)
         )
 
-    def write(self, folder: Path, first: int, comm: "MPI.Intracomm") -> None:
+    def write(self, folder: Path, first: int, comm: Intracomm) -> None:
         """Write `timings.json`. Collective.
 
         Args:

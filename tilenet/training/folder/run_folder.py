@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from tilenet.errors import TilenetError
 from tilenet.model.average import WeightAverage
 from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network, load_weights
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
 from tilenet.parallel.ranks.comm import agreed
@@ -40,9 +41,6 @@ from tilenet.storage.whole_checkpoint import BrokenCheckpoint, checked_checkpoin
 from tilenet.training.folder.background_save import BackgroundSave, host_copies, in_background
 from tilenet.training.folder.files import RUN_FILES, TABLES
 from tilenet.training.states import fill_optimizer
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 BEGINNING = ".beginning.part"  # is there while files of an earlier run are deleted
 
@@ -86,9 +84,7 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
 
-    def open(
-        self, comm: "MPI.Intracomm", watchdog: Watchdog, *, resume: bool, overwrite: bool
-    ) -> None:
+    def open(self, comm: Intracomm, watchdog: Watchdog, *, resume: bool, overwrite: bool) -> None:
         """Make the folder, lock it, and agree on the checkpoint to resume from. Collective.
 
         Raises:

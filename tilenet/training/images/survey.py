@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rasterio import __gdal_version__
 
@@ -23,13 +22,11 @@ from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey_record import Survey, load_survey, save_survey
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.ranks.together import RankControl
 from tilenet.training.images.open import RunImages
 from tilenet.training.setup.run_plan import RunPlan
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SURVEY = "survey.safetensors"
 VERSION = 5  # raise it whenever a survey of the same files gives other numbers
@@ -81,7 +78,7 @@ def class_weights(
     weights_key: Sequence[float] | str | None,
     names: Sequence[str],
     pixels: Sequence[int],
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
 ) -> tuple[float, ...] | None:
     """Weights of the classes (None: 1 for all); rank 0 prints them, or the labelled pixels.
 
@@ -106,7 +103,7 @@ def class_weights(
     return None if weights_key is None else tuple(weights_key)
 
 
-def _say_notes(images: Sequence[Raster], survey: Survey, comm: "MPI.Intracomm") -> None:
+def _say_notes(images: Sequence[Raster], survey: Survey, comm: Intracomm) -> None:
     """Print what is no error, but probably a mistake: images without labels, nodata amid data."""
     if comm.rank == 0 and (note := surveys.nodata_note(images, survey)):
         say(note)

@@ -6,7 +6,6 @@ inside of a long image is computed too, forward.
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from tilenet.adoption.adopt import Adopted
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo_rule import HaloRule, halo_rule
 from tilenet.geometry.tiles import Cut, cut
+from tilenet.mpi import Intracomm
 from tilenet.parallel.proof import Difference, check_rounding, no_trace
 from tilenet.parallel.ranks.devices import NodePlace
 from tilenet.parallel.ranks.layout import RunDevices
@@ -26,9 +26,6 @@ from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.proof.reference import Problem, random_problem
 from tilenet.training.proof.run import compare
 from tilenet.training.setup.run_plan import RunPlan
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SECONDS = 4.0  # seconds of one core for an image
 
@@ -49,7 +46,7 @@ class TilesProof:
 
 
 def prove_over_tiles(
-    module: nn.Module, adopted: Adopted, batch_norm: str, comm: "MPI.Intracomm"
+    module: nn.Module, adopted: Adopted, batch_norm: str, comm: Intracomm
 ) -> list[TilesProof]:
     """Compare the list of layers over tiles with the module on the whole image.
 

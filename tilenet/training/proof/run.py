@@ -6,13 +6,13 @@ Tiles, exchanges, partitions, checkpointing and devices are the run's own; nothi
 from contextlib import suppress
 from dataclasses import replace
 from math import inf, prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from tilenet.errors import TilenetError
 from tilenet.model.network import Network
+from tilenet.mpi import Intracomm
 from tilenet.parallel.proof import (
     Difference,
     largest,
@@ -48,9 +48,6 @@ from tilenet.training.proof.tiles import run_tiles
 from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.setup.swap import SwapRequest
 from tilenet.training.states import sharers_of
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def proved_network(
@@ -220,7 +217,7 @@ def _gradients(
     problem: Problem,
     network: RunNetwork,
     answer: Answer | None,
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
 ) -> tuple[float, str]:
     """The largest difference of the summed gradients, and its weight. Collective."""
     from mpi4py import MPI

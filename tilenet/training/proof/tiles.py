@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from tilenet.geometry.tiles import owned
 from tilenet.geometry.windows import Window
 from tilenet.model.origin import Origin
+from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.flow import MicroBatch
@@ -21,12 +21,9 @@ from tilenet.training.network import RunNetwork
 from tilenet.training.proof.reference import Problem, scale_of, without_dropout
 from tilenet.training.setup.run_plan import RunPlan
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
 
 def run_tiles(
-    plan: RunPlan, problem: Problem, network: RunNetwork, logits: Tensor, comm: "MPI.Intracomm"
+    plan: RunPlan, problem: Problem, network: RunNetwork, logits: Tensor, comm: Intracomm
 ) -> float:
     """Run the rank's tiles forward and backward; return the largest difference of logits over all
     ranks. Collective.

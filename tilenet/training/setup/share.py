@@ -5,11 +5,11 @@ Each rank's own module could have other weights: drawn from entropy, or from a f
 
 import json
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from tilenet.adoption.adopt import Adopted
+from tilenet.mpi import Comm
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.share import share_tensors
@@ -17,9 +17,6 @@ from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.storage.layer_json import layer_from_json, layer_to_json
 from tilenet.training.config.keys import NetworkKeys
 from tilenet.training.setup.architecture import Architecture
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def share_architecture(
@@ -56,7 +53,7 @@ def share_architecture(
     return Architecture(adopted.layers, adopted=adopted, note=note, module=module)
 
 
-def share_adopted(adopted: Adopted | None, comm: "MPI.Comm") -> Adopted:
+def share_adopted(adopted: Adopted | None, comm: Comm) -> Adopted:
     """Rank 0's adopted network, on all ranks. Collective."""
     text = comm.bcast("" if adopted is None else _to_json(adopted))
     values = json.loads(text)

@@ -7,11 +7,11 @@ the caches, and one batch took 1.3 times as long.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from tilenet.geometry.layers import Norm
+from tilenet.mpi import Intracomm
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.memory.partition import partition_bytes
@@ -20,9 +20,6 @@ from tilenet.planning.micro_batches import most_micro_batches, most_stacked
 from tilenet.training.config.keys import OptimizerKeys
 from tilenet.training.setup.run_plan import RunPlan
 from tilenet.training.states import sharers_of
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 ENOUGH_PX = 1 << 21  # pixels of a batch that keep a GPU busy
 ROOM = 0.75  # share of free memory for maps, weights and states; the rest is for workspaces
@@ -34,7 +31,7 @@ def stack_crops(
     sizes: Sequence[tuple[int, int]],
     optimizer: OptimizerKeys,
     devices: Sequence[torch.device],
-    comm: "MPI.Intracomm",
+    comm: Intracomm,
 ) -> RunPlan:
     """The plan with as many micro-batches in one as pay and fit. Collective.
 

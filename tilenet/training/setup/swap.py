@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from math import inf, prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from tilenet.errors import TilenetError
 from tilenet.model.dtypes import parameter_dtype
 from tilenet.model.network import build_network
+from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.pipeline.swaps import PipeSwaps, fetched_ahead
 from tilenet.parallel.ranks.comm import agreed
@@ -26,9 +27,6 @@ from tilenet.planning.time.measured import measure_layers
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.training.config.keys import SwappingKeys
 from tilenet.training.setup.run_plan import RunPlan
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 GIB = 2**30
 RESERVE = 0.1  # share of a device that is left for workspaces and fragmentation
@@ -71,7 +69,7 @@ class SwapRequest:
 
 
 def decide_swaps(
-    request: SwapRequest, plan: RunPlan, devices: RunDevices, comm: "MPI.Intracomm"
+    request: SwapRequest, plan: RunPlan, devices: RunDevices, comm: Intracomm
 ) -> SwapPlan | None:
     """Decide what to swap; None: nothing. Collective.
 
@@ -123,7 +121,7 @@ def _largest(loads: Sequence[Load]) -> Load:
     return Load(tile, stacked, max(load.micro_batches for load in loads))
 
 
-def device_bytes(keys: SwappingKeys, devices: RunDevices, comm: "MPI.Intracomm") -> int:
+def device_bytes(keys: SwappingKeys, devices: RunDevices, comm: Intracomm) -> int:
     """Bytes that a step may take on each device, the least over all ranks. Collective."""
     with agreed(comm):
         limit = _limit_bytes(keys.device_gib, devices)
