@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rasterio
 import torch
-from left_by_runs import weights
+from left_by_runs import rows, weights
 from mpi4py import MPI
 from shared_out import grids
 from test_same_as_whole_image import (
@@ -129,9 +130,9 @@ def test_windows_of_whole_images(
     scenes = scenes_of(shared_path, [(51, 83)], comm)
     keys = replace(KEYS, norm=norm)
     # Of four ranks, what two do not tell: corners.
-    for rows, columns in [(2, 2)] if comm.size == 4 else grids(comm.size):
+    for ranks in [(2, 2)] if comm.size == 4 else grids(comm.size):
         check(
-            comm, shared_path, scenes, keys, 0.4, halo_mode=mode, mesh=MeshKeys(1, rows, columns),
+            comm, shared_path, scenes, keys, 0.4, halo_mode=mode, mesh=MeshKeys(1, *ranks),
             loss="ce+dice", optimizer=ADAMW, schedule=ScheduleKeys("cosine", min_lr=0.002),
         )  # fmt: skip
 
@@ -164,6 +165,41 @@ def test_crops_in_a_pipeline(comm: MPI.Intracomm, shared_path: Path, loss: str) 
         batch_size=4, mesh=MeshKeys(replicas, 1, comm.size // replicas), tiles=TileKeys(3, 2),
         partitions=3, micro_batches=24, checkpointing="always",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+def test_dice_does_not_know_what_classes_weigh(
+    comm: MPI.Intracomm, shared_path: Path, mode: str
+) -> None:
+    """Also where all that is labelled weighs nothing, in some of the steps: they are Dice's."""
+    scenes = scenes_of(shared_path, [(44, 61), (52, 40)], comm)
+    if comm.rank == 0:
+        with rasterio.open(scenes[1].labels, "r+") as file:
+            file.write(np.ones((1, 52, 40), np.uint8))
+    comm.Barrier()
+    changes: dict[str, Any] = {"batch_size": 1, "halo_mode": mode, "crop_px": 28}
+    losses = []
+    for weights_of_classes in (None, [2, 0, 3]):
+        run = a_run(shared_path, scenes, loss="dice", class_weights=weights_of_classes, **changes)
+        run = replace(run, steps=8, output=str(shared_path / str(weights_of_classes)))
+        assert train(run, comm=comm) == 0
+        losses.append([float(row["loss"]) for row in rows(run)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["overlap", "exchange"])
+def test_where_all_that_is_labelled_weighs_nothing_dice_is_left(
+    comm: MPI.Intracomm, shared_path: Path, mode: str
+) -> None:
+    scenes = scenes_of(shared_path, [(44, 61)], comm)
+    found = []
+    for loss, weighs in (("dice", None), ("ce+dice", [0, 0, 0, 1])):
+        run = a_run(shared_path, scenes, loss=loss, class_weights=weighs, classes=4, halo_mode=mode)
+        run = replace(run, output=str(shared_path / loss))
+        assert train(run, comm=comm) == 0
+        found.append([float(row["loss"]) for row in rows(run)])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
+    assert found[0][0] != found[0][-1] != 0
 
 
 def test_a_run_that_goes_on_has_the_same_rates_turns_and_noise(

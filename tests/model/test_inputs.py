@@ -98,6 +98,16 @@ def test_pixels_that_the_network_cannot_hold_are_refused_without_a_warning(
             standardise(values, valid, (size / 2, size, 0.0), (std / 4,) * 3, precision)
 
 
+def test_deviations_that_the_network_cannot_hold_are_refused() -> None:
+    values, valid = pixels("float64")
+    deviations = 1.0, 2e-60, 1.0
+    with pytest.raises(TilenetError, match=r"deviation must fit float32 \(std: 2e-60\); scale"):
+        standardise(values * 1e-60, valid, (0.0, 0.0, 0.0), deviations, torch.float32)
+    found = standardise(values * 1e-60, valid, (0.0, 0.0, 0.0), (2e-60,) * 3, torch.float64)
+    wanted = torch.from_numpy(np.where(valid, values / 2, 0))
+    torch.testing.assert_close(found[0], wanted, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
 def test_pixels_without_data_may_be_as_large_as_they_like(precision: torch.dtype) -> None:
     values, valid = pixels("float64")

@@ -56,6 +56,7 @@ def training(folder: Path, image: str, labels: str, *more: str) -> list[str]:
 
 EMPTY, FLOATS = np.full_like(LABELS, 255), LABELS.astype(np.float32)
 BATCH_OF_TILES = ("--network.norm", "batch", "--network.norm_scope", "tile")
+EPOCHS = ("--steps", "null", "--epochs", "2")
 DIVERGING = ("--optimizer.lr", "1e30", "--optimizer.name", "sgd", "--steps", "3")
 
 # the image and its profile, the labels and theirs, options, a part of the sentence
@@ -89,6 +90,7 @@ OPTIONS = [
     (("--tiles.rows", "0", "--tiles.columns", "0"), "at least one tile a side"),
     (("--crop_px", "4", *BATCH_OF_TILES), "normalisation needs more than one cell"),
     (("--init", "/nowhere.safetensors"), "files must be whole"),
+    ((*EPOCHS, "--schedule.warmup_steps", "2"), "warmup_steps: 2, steps: 2); choose fewer"),
     (DIVERGING, "finite"),
 ]
 CASES = [

@@ -48,6 +48,11 @@ def standardise(
         rest = (np.array(mean) - shift).astype(work)
         # 1 for a constant band keeps the zeros that the mean leaves.
         scale = np.array([s if s > 0 else 1.0 for s in std], work)
+        if (scale < np.finfo(work).tiny).any():
+            raise TilenetError(
+                f"a band's deviation must fit {np.dtype(work).name} (std: {min(std):g}); scale the "
+                "file" + ", or compute with precision float64" * (work == np.float32)
+            )
         for band in range(len(values)):
             for row in range(0, values.shape[1], rows):  # a block stays in the cache
                 block = scaled[0, band, row : row + rows]

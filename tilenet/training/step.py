@@ -221,7 +221,8 @@ class Step:
                 of_images = of_images.index_add(0, row, sums[2:].view(1, *of_images.shape[1:]))
         total, weight = added.unbind()
         if self.loss.of_images:
-            total = total + self._dice(of_images, float(weight.detach()))
+            added_dice, divisor = self._dice(of_images, float(weight.detach()))
+            total, weight = total + added_dice, torch.full_like(weight, divisor)
         (total * self.update.scale.value).backward()  # type: ignore[no-untyped-call]
         loss, weights = torch.stack([total, weight]).tolist()
         return loss, weights
@@ -230,16 +231,27 @@ class Step:
         """The sums that the logits of a window, which the tile owns, add to the step."""
         return self.loss.sums(logits.to(self.dtype), part.labels_of(window))
 
-    def _dice(self, sums: Tensor, weight: float) -> Tensor:
+    def _dice(self, sums: Tensor, weight: float) -> tuple[Tensor, float]:
         """This rank's share of the mean Dice loss of the step's images, times the step's weight.
 
         Times the weight, since the step divides by it: a loss of pixels can be added.
+
+        Args:
+            sums: Sums of this rank's pixels, (images, 3, K).
+            weight: Sum of their weights.
+
+        Returns:
+            The share, and this rank's part of the weight: the number of its labelled pixels where
+            all classes that are labelled have the weight 0, which Dice does not know of.
         """
-        step = np.array([weight, len(sums) / self.image_comm.size])
+        labelled = float(sums.detach()[:, 2].sum())
+        step = np.array([weight, labelled, len(sums) / self.image_comm.size])
         self.comm.Allreduce(np.copy(step), step)
+        if step[0] == 0:
+            weight, step[0] = labelled, step[1]
         losses = dice(sum_with_gradient(sums, self.image_comm)).sum()
-        share: Tensor = losses * (step[0] / step[1] / self.image_comm.size)
-        return share
+        share: Tensor = losses * (step[0] / step[2] / self.image_comm.size)
+        return share, weight
 
     def close(self) -> None:
         """Free threads and communicators. Collective."""

@@ -48,7 +48,7 @@ class RunData:
             classes_in_cells: For each image the classes that each grid cell holds, see `Survey`.
 
         Raises:
-            TilenetError: Crops do not fit the network.
+            TilenetError: Crops do not fit the network, or the warm-up the epochs.
         """
         sizes, symmetries = tuple(image.size for image in opened.images), run.augment.symmetries
         schedule: ImageSchedule | CropSchedule
@@ -61,7 +61,8 @@ class RunData:
             )
             crops = run.batch_size, plan.crop_px, sizes, places, symmetries, run.oversample
             schedule = CropSchedule(run.seed, *crops)
-        epochs = (run.epochs or 0) * schedule.steps_per_epoch
+        num_steps = run.steps or (run.epochs or 0) * schedule.steps_per_epoch
+        run.schedule.check(run.optimizer.lr, num_steps)
         augment = run.augment
         reader = TileReader(
             opened.images,
@@ -72,4 +73,4 @@ class RunData:
             keep_unlabelled=plan.needs_all_tiles,
         )
         work = RankWork(plan, schedule, sizes, classes_in_cells, rank)
-        return cls(opened, schedule, epochs if run.steps is None else run.steps, work, reader)
+        return cls(opened, schedule, num_steps, work, reader)
