@@ -46,13 +46,7 @@ def standardise(
         # The digits that float32 lost of a mean far from zero: a shift of all pixels, but not of
         # the zeros around.
         rest = (np.array(mean) - shift).astype(work)
-        # 1 for a constant band keeps the zeros that the mean leaves.
-        scale = np.array([s if s > 0 else 1.0 for s in std], work)
-        if (scale < np.finfo(work).tiny).any():
-            raise TilenetError(
-                f"a band's deviation must fit {np.dtype(work).name} (std: {min(std):g}); scale the "
-                "file" + ", or compute with precision float64" * (work == np.float32)
-            )
+        scale = _scale(std, work)
         for band in range(len(values)):
             for row in range(0, values.shape[1], rows):  # a block stays in the cache
                 block = scaled[0, band, row : row + rows]
@@ -75,3 +69,14 @@ def standardise(
             * (work == np.float32)
         )
     return torch.from_numpy(scaled)
+
+
+def _scale(std: tuple[float, ...], work: type[np.floating[Any]]) -> NDArray[Any]:
+    """The divisors of the bands; 1 for a constant band keeps the zeros that the mean leaves."""
+    scale = np.array([s if s > 0 else 1.0 for s in std], work)
+    if (scale < np.finfo(work).tiny).any():
+        raise TilenetError(
+            f"a band's deviation must fit {np.dtype(work).name} (std: {min(filter(None, std)):g}); "
+            "scale the file" + ", or compute with precision float64" * (work == np.float32)
+        )
+    return scale
