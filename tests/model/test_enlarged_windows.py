@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilenet.model.resample import AxisPlace, resampled
 
-ROUNDING = 1e-14  # of values around 1: torch multiplies by two weights, here differences by one
+ROUNDING = 1e-14  # of values around 1
 WAYS = [("nearest", False), ("bilinear", False), ("bilinear", True)]
 SIZES = [
     ((1, 1), (7, 12)),  # an average of the image
@@ -164,3 +164,21 @@ def test_places_keep_their_digits_in_other_precisions(
     exact = resampled(x.double(), place, place, mode, corners=corners)
     assert found.dtype == dtype
     assert float((found.double() - exact).abs().max()) <= 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(("mode", "corners"), WAYS)
+@pytest.mark.parametrize(
+    ("large", "dtype"),
+    [(torch.inf, torch.float64), (-torch.inf, torch.float64), (6e4, torch.float16)],
+)
+def test_large_cells_are_torchs_too(
+    mode: str, corners: bool, large: float, dtype: torch.dtype
+) -> None:
+    """Infinite ones, as of the logarithm of 0, and those whose differences float16 cannot hold."""
+    x = drawn(1, 2, 5, 7).to(dtype)
+    x[0, 0, 1:3, 2:4], x[0, 1, 4, 6] = large, -large
+    rows, cols = AxisPlace(0, 5, 0, 15, 15), AxisPlace(0, 7, 0, 21, 21)
+    found = resampled(x, rows, cols, mode, corners=corners)
+    wanted = torchs(x, (15, 21), mode, corners)
+    rounding = ROUNDING if dtype == torch.float64 else 4e-3
+    torch.testing.assert_close(found, wanted, rtol=rounding, atol=rounding, equal_nan=True)

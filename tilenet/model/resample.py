@@ -40,7 +40,7 @@ def resampled(x: Tensor, rows: AxisPlace, cols: AxisPlace, mode: str, *, corners
         mode: `nearest` or `bilinear`.
         corners: Whether the middles of outermost cells lie on one another (bilinear alone).
     """
-    for dim, place in ((2, rows), (3, cols)):
+    for dim, place in ((3, cols), (2, rows)):  # in the order of torch
         x = _along(x, dim, place, mode, corners=corners)
     return x
 
@@ -62,7 +62,7 @@ def _along(x: Tensor, dim: int, place: AxisPlace, mode: str, *, corners: bool) -
     share = (at - low).to(x.dtype if x.is_floating_point() else torch.float32).view(shape)
     below = x.index_select(dim, _inside(low, x.shape[dim], place))
     above = x.index_select(dim, _inside(high, x.shape[dim], place))
-    return below + (above - below) * share
+    return below * (1 - share) + above * share  # as torch has it, of infinite cells too
 
 
 def _inside(cells: Tensor, size: int, place: AxisPlace) -> Tensor:

@@ -30,7 +30,13 @@ from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.network import SpatialNetwork, spatial_network
 from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.exchange.placed import ByCorners
-from tilenet.parallel.exchange.whole_maps import AveragedOver, WholeImagePool, bin_shares, bin_sums
+from tilenet.parallel.exchange.whole_maps import (
+    AveragedOver,
+    WholeImagePool,
+    bin_cells,
+    bin_counts,
+    bin_sums,
+)
 from tilenet.parallel.exchange.whole_maximum import WholeImageMaximum
 
 pytestmark = pytest.mark.ranks(2, 3)
@@ -210,18 +216,17 @@ def test_tiles_of_one_image_in_one_micro_batch_are_averaged_together(bins: int) 
 
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("whole", [1, 2, 5, 6, 7, 23])
-def test_shares_of_spans_are_those_of_the_whole_axis(whole: int) -> None:
+def test_cells_of_spans_are_those_of_the_whole_axis(whole: int) -> None:
     """Of bins that share cells, and of more bins than cells."""
     cells = torch.eye(whole, dtype=torch.float64)[:, None, :, None].expand(-1, -1, -1, whole)
     for bins in (1, 2, 3, 6, 8):
         wanted = nn.functional.adaptive_avg_pool2d(cells, (bins, 1))[:, 0, :, 0].T
-        assert float((bin_shares(0, whole, whole, bins) - wanted).abs().max()) <= 1e-15
+        every = bin_cells(0, whole, whole, bins)
+        assert float((every / every.sum(1, keepdim=True) - wanted).abs().max()) <= 1e-15
         for first in range(whole):
             for count in range(whole - first + 1):
-                found = bin_shares(first, count, whole, bins)
-                assert torch.equal(
-                    found, bin_shares(0, whole, whole, bins)[:, first : first + count]
-                )
+                found = bin_cells(first, count, whole, bins)
+                assert torch.equal(found, every[:, first : first + count])
 
 
 # --- maxima of the whole image
@@ -251,6 +256,51 @@ def test_gradients_of_equal_maxima_are_torchs(
             found.backward(y)
         assert_close(comm, found, wanted, EXACT)
         assert_gradients_add(comm, x, whole, read)
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_where_a_cell_is_nan_the_maximum_is(
+    comm: MPI.Intracomm, shared: bool, mode: HaloMode
+) -> None:
+    """On all ranks, of the channel that has it; others' gradients are torch's."""
+    layers = (GlobalPool(3, 3, takes="maximum", shared=shared),)
+    for seed, tiling in enumerate(tilings(comm, mode)):
+        whole = drawn(2, 3, *tiling.extended, seed=seed)
+        whole[1:, 1, -1, -1] = torch.nan
+        whole.requires_grad_()
+        wanted = build_network(layers, 2, torch.float64)(whole)
+        read = tiling.tiles[comm.rank].read
+        x = part_of(whole.detach(), read, 0, 0).clone().requires_grad_()
+        with on_tiles(layers, tiling, mode, comm) as network:
+            found = network(x)
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+            found.sum().backward()
+        wanted.sum().backward()
+        assert x.grad is not None
+        assert whole.grad is not None
+        (ours, theirs) = (g[:, [0, 2]] for g in (x.grad, part_of(whole.grad, read, 0, 0)))
+        own = tiling.tiles[comm.rank].own
+        inside = Window(own.row - read.row, own.col - read.col, own.height, own.width)
+        torch.testing.assert_close(
+            part_of(ours, inside, 0, 0), part_of(theirs, inside, 0, 0) * comm.size
+        )
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bins", BINS)
+def test_the_mean_of_equal_whole_numbers_is_that_number(
+    comm: MPI.Intracomm, bins: int, mode: HaloMode
+) -> None:
+    """A comparison with it is the same on any number of ranks."""
+    for tiling in tilings(comm, mode):
+        read = tiling.tiles[comm.rank].read
+        x = torch.tensor([3.0, 255.0, 65535.0], dtype=torch.float64).view(1, 3, 1, 1)
+        with on_tiles((pool_of(bins),), tiling, mode, comm) as network:
+            found = network(x.expand(2, 3, read.height, read.width))
+        assert torch.equal(found, x.expand(2, 3, bins, bins))
 
 
 # --- enlargement by corners
@@ -394,6 +444,7 @@ def test_autocast_rounds_an_average_once_and_not_its_sums(bins: int, dtype: torc
     with torch.autocast("cpu", dtype):
         top = bin_sums(x[:, :, :edge], pool_of(bins), over(0, edge))
         sums = top + bin_sums(x[:, :, edge:], pool_of(bins), over(edge, rows - edge))
+        sums = sums / bin_counts((rows, cols), pool_of(bins))
         pool = WholeImagePool(pool_of(bins), lambda: over(0, rows), None)
         found = pool(x.requires_grad_())
         (to_x,) = torch.autograd.grad(found.sum(), x)

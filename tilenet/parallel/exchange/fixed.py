@@ -71,22 +71,26 @@ class OfNorm:
 
 
 class OfPool:
-    """Averages of each bin, as sums of its weighted cells."""
+    """Sums of each bin, after the number of its cells."""
 
     def __init__(self, layer: GlobalPool) -> None:
-        self.layer, self.num_values = layer, layer.out_channels * layer.bins**2
+        self.layer, self.num_values = layer, (1 + layer.out_channels) * layer.bins**2
 
     def find(self, x: Tensor, where: AveragedOver) -> Values:
-        """The contribution of a tile's own cells to the averages."""
-        return bin_sums(x, self.layer, where)[0].flatten().cpu().numpy()
+        """The numbers and sums of a tile's own cells."""
+        rows, cols = where.in_bins(0, self.layer, torch.device("cpu"))
+        counts = torch.outer(rows.sum(1), cols.sum(1))
+        sums = bin_sums(x, self.layer, where)[0].cpu()
+        return torch.cat([counts[None], sums]).flatten().numpy()
 
     def merged(self, first: Values, second: Values) -> Values:
-        """The sum of both contributions."""
+        """The numbers and sums of both tiles."""
         return first + second
 
     def fixed(self, plain: nn.Module, values: Values) -> nn.Module:
         """The whole map itself."""
-        return FixedPool(torch.from_numpy(values).view(-1, self.layer.bins, self.layer.bins))
+        maps = torch.from_numpy(values).view(-1, self.layer.bins, self.layer.bins)
+        return FixedPool(maps[1:] if self.layer.takes == "sum" else maps[1:] / maps[0])
 
 
 class OfMaximum:

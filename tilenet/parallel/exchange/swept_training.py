@@ -32,7 +32,7 @@ from tilenet.parallel.exchange.swept_partitions import (
     idle_share,
     swept_over_partitions,
 )
-from tilenet.parallel.exchange.whole_maps import AveragedOver, bin_sums
+from tilenet.parallel.exchange.whole_maps import AveragedOver, bin_counts, bin_sums
 from tilenet.parallel.sums.all_reduce import sum_with_gradient
 
 # The term that the logits (1, K, H, W) of a window of the image add to a sum; differentiable.
@@ -204,13 +204,14 @@ class _Part:
             # If the map is kept, its states are needed as parts of those of a single sweep.
             keeps_states = number in self.plan.kept_maps
             total = self.sweep(number, averages, of_rows, keeps_states=keeps_states)
-        return sum_with_gradient(total, self.columns.channel.comm if self.columns else None)
+        total = sum_with_gradient(total, self.columns.channel.comm if self.columns else None)
+        return total / upload(bin_counts((shape.rows, shape.cols), layer), total.device)
 
 
 def _bins(
     layer: GlobalPool, left: int, whole: tuple[int, int], x: Tensor, rows: Rows
 ) -> Tensor | None:
-    """The contribution of rows of a map (1, C, H, W) to its averages, (C, bins, bins)."""
+    """Sums of rows of a map (1, C, H, W) in each of its bins, (C, bins, bins)."""
     if not x.shape[2]:
         return None
     return bin_sums(x, layer, AveragedOver.part(x, (rows[0], left), whole))[0]

@@ -1,8 +1,9 @@
 """Averages over the whole image when its tiles lie on several ranks.
 
-Each rank sums over its own cells, and the sums are added over the ranks of the image, so that all
-have the same whole map. The layers after it are computed on every rank, and a rank's gradient is
-that of its own pixels; the gradients of the averages are added over the ranks, so each counts once.
+Each rank sums over its own cells, and the sums are added over the ranks of the image and divided
+once: all have the same whole map, and the mean of equal whole numbers is that number. The layers
+after it are computed on every rank, and a rank's gradient is that of its own pixels; the gradients
+of the averages are added over the ranks, so each counts once.
 """
 
 from collections.abc import Callable
@@ -20,17 +21,24 @@ from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.sums.all_reduce import add_over
 
 
-def bin_shares(first: int, count: int, whole: int, bins: int) -> Tensor:
-    """The weight of each cell of a span in each bin of an axis, (bins, count), float64.
+def bin_cells(first: int, count: int, whole: int, bins: int) -> Tensor:
+    """1 for each cell of a span in each bin of an axis that it lies in, (bins, count), float64.
 
     Bin i averages the cells from ⌊i · whole / bins⌋ to ⌈(i + 1) · whole / bins⌉ − 1, as torch's
     adaptive pooling does; neighbouring bins may share a cell.
     """
-    shares = torch.zeros(bins, count, dtype=torch.float64)
+    cells = torch.zeros(bins, count, dtype=torch.float64)
     for number in range(bins):
         start, stop = number * whole // bins, -(-(number + 1) * whole // bins)
-        shares[number, max(start - first, 0) : max(stop - first, 0)] = 1 / (stop - start)
-    return shares
+        cells[number, max(start - first, 0) : max(stop - first, 0)] = 1
+    return cells
+
+
+def bin_counts(size: tuple[int, int], layer: GlobalPool) -> Tensor:
+    """Cells of a whole map that each bin averages, by which sums are divided; 1 of a sum."""
+    if layer.takes == "sum":
+        return torch.ones(1, 1, dtype=torch.float64)
+    return torch.outer(*(bin_cells(0, cells, cells, layer.bins).sum(1) for cells in size))
 
 
 class AveragedOver:
@@ -52,13 +60,13 @@ class AveragedOver:
     ) -> None:
         self.cells, self.firsts, self.size = cells, firsts, size
 
-    def shares(self, sample: int, layer: GlobalPool, device: torch.device) -> tuple[Tensor, Tensor]:
-        """`bin_shares` of a sample's own rows (bins, H), and of its columns (bins, W)."""
+    def in_bins(
+        self, sample: int, layer: GlobalPool, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """`bin_cells` of a sample's own rows (bins, H), and of its columns (bins, W)."""
         own, (row, col) = self.cells.own[sample], self.firsts[sample]
-        rows = bin_shares(row, own.height, self.size[0], layer.bins)
-        cols = bin_shares(col, own.width, self.size[1], layer.bins)
-        if layer.takes == "sum":
-            rows, cols = torch.ones_like(rows), torch.ones_like(cols)
+        rows = bin_cells(row, own.height, self.size[0], layer.bins)
+        cols = bin_cells(col, own.width, self.size[1], layer.bins)
         return upload(rows, device), upload(cols, device)
 
 
@@ -93,7 +101,8 @@ class _Average(torch.autograd.Function):
         ctx.shape, ctx.layer, ctx.where, ctx.comm = x.shape, layer, where, comm
         images = _images(where, x.device)
         folded = _folded(bin_sums(x, layer, where), where, images)
-        return add_over(comm, folded).index_select(0, images).to(x.dtype)
+        means = add_over(comm, folded) / upload(bin_counts(where.size, layer), x.device)
+        return means.index_select(0, images).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -101,21 +110,22 @@ class _Average(torch.autograd.Function):
         images = _images(where, grads[0].device)
         folded = _folded(grads[0].double(), where, images)
         total = add_over(ctx.comm, folded).index_select(0, images)
+        total = total / upload(bin_counts(where.size, ctx.layer), total.device)
         to_x = grads[0].new_zeros(ctx.shape)
         with _without_autocast(to_x):
             for sample, own in enumerate(where.cells.own):
-                rows, cols = where.shares(sample, ctx.layer, to_x.device)
+                rows, cols = where.in_bins(sample, ctx.layer, to_x.device)
                 lines = (rows.T @ total[sample]).to(_wide(to_x))
                 _own(to_x, sample, own).copy_(lines @ cols.to(lines.dtype))
         return to_x, None, None, None
 
 
 def bin_sums(x: Tensor, layer: GlobalPool, where: AveragedOver) -> Tensor:
-    """Sums of the weighted own cells of a map (B, C, H, W): (B, C, bins, bins), float64."""
+    """Sums of the own cells of a map (B, C, H, W) in each bin: (B, C, bins, bins), float64."""
     sums = []
     with _without_autocast(x):
         for sample, own in enumerate(where.cells.own):
-            rows, cols = where.shares(sample, layer, x.device)
+            rows, cols = where.in_bins(sample, layer, x.device)
             # Rows of cells in the map's own precision, at least float32; their sums in float64.
             lines = _own(x, sample, own).to(_wide(x)) @ cols.T.to(_wide(x))
             sums.append(rows @ lines.double())

@@ -48,8 +48,9 @@ class _Maximum(torch.autograd.Function):
         images = torch.tensor(where.cells.images, device=x.device)
         values, places = _own_largest(x, where)
         largest = find_largest_over(comm, _largest_of_images(values, images))
-        # The smallest place among those of the largest value.
-        places[values != largest[images]] = -torch.inf
+        # The smallest place among those of the largest value; NaN counts as larger than any.
+        of_image = largest[images]
+        places[~((values == of_image) | (values.isnan() & of_image.isnan()))] = -torch.inf
         ctx.chosen = find_largest_over(comm, _largest_of_images(places, images))[images] == places
         ctx.shape, ctx.places, ctx.where, ctx.comm, ctx.images = (
             x.shape,

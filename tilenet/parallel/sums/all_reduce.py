@@ -39,8 +39,14 @@ def add_over(comm: Intracomm | None, values: Tensor) -> Tensor:
 
 
 def find_largest_over(comm: Intracomm | None, values: Tensor) -> Tensor:
-    """The largest of float64 values over ranks. Collective; `comm` is None for a rank alone."""
-    return _reduce(comm, values, "MAX")
+    """The largest of float64 values over ranks, as torch has it: NaN where any of them is.
+
+    Collective; `comm` is None for a rank alone.
+    """
+    missing = values.isnan()  # which MPI's maximum passes over
+    both = torch.stack([values.masked_fill(missing, -torch.inf), missing.double()])
+    largest, any_missing = _reduce(comm, both, "MAX")
+    return largest.masked_fill(any_missing > 0, torch.nan)
 
 
 def _reduce(comm: Intracomm | None, values: Tensor, operation: Literal["SUM", "MAX"]) -> Tensor:
