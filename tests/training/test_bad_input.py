@@ -89,6 +89,10 @@ OPTIONS = [
     (("--tiles.rows", "0", "--tiles.columns", "0"), "at least one tile a side"),
     (("--crop_px", "4", *BATCH_OF_TILES), "normalisation needs more than one cell"),
     (("--init", "/nowhere.safetensors"), "files must be whole"),
+    (("--vectors.background", "ignore"), "vectors.background is read only where labels are poly"),
+    (("--validation.every", "2"), "validation.every is read only where something is held out"),
+    (("--validation.batch_size", "3"), "validation.batch_size is read only where something is"),
+    (("--validation.score", "loss"), "validation.score is read only where something is held"),
     (DIVERGING, "finite"),
 ]
 CASES = [
