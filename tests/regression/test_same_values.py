@@ -4,13 +4,16 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from heights import heights, run_file, train_whole
+import rasterio
+from heights import NODATA, heights, run_file, train_whole
 from mpi4py import MPI
 from safetensors.torch import load_file
 
 from tilenet.library.whole_run import train
 from tilenet.training.config.keys import TileKeys
+from tilenet.training.config.validation_keys import ValidationKeys
 
 pytestmark = pytest.mark.ranks((1, 2), (3, 4))
 
@@ -39,3 +42,24 @@ def test_a_regression_is_that_of_the_whole_image(
     assert saved.keys() == weights.keys()
     for name, wanted in weights.items():
         assert float((saved[name] - wanted).abs().max() / wanted.abs().max()) <= 1e-10
+
+
+@pytest.mark.ranks(1)
+def test_a_score_without_a_value_is_said_once(
+    comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = shared_path / "held"
+    folder.mkdir()
+    of, held = heights(shared_path, write=True), heights(folder, write=True, size=(60, 71))
+    labels = folder / "heights.tif"
+    with rasterio.open(labels, "r+") as file:
+        values = file.read(1)
+        file.write(np.where(np.isfinite(values) & (values != NODATA), 2.5, values), 1)
+    keys = ValidationKeys(str(held.scene.image), str(labels), every=1, score="r2")
+    run = run_file(shared_path, of.scene, validation=keys)
+    assert train(run, comm=comm) == 0
+    said = capfd.readouterr().err
+    assert said.count("validation after step") == 3
+    assert said.count("(validation.score: r2, after step 1: none, since all labels are equal)") == 1
+    assert said.count("is never the best") == 1
+    assert not (Path(run.output) / "best").exists()

@@ -91,6 +91,10 @@ OPTIONS = [
     (("--crop_px", "4", *BATCH_OF_TILES), "normalisation needs more than one cell"),
     (("--init", "/nowhere.safetensors"), "files must be whole"),
     ((*EPOCHS, "--schedule.warmup_steps", "2"), "warmup_steps: 2, steps: 2); choose fewer"),
+    (("--vectors.background", "ignore"), "vectors.background is read only where labels are poly"),
+    (("--validation.every", "2"), "validation.every is read only where something is held out"),
+    (("--validation.batch_size", "3"), "validation.batch_size is read only where something is"),
+    (("--validation.score", "loss"), "validation.score is read only where something is held"),
     (DIVERGING, "finite"),
 ]
 CASES = [

@@ -32,7 +32,7 @@ from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import unet_layers
 from tilenet.library.whole_run import train
 from tilenet.parallel.ranks.together import RankControl
-from tilenet.training.config.keys import AugmentKeys, MeshKeys
+from tilenet.training.config.keys import AugmentKeys, MeshKeys, NetworkKeys
 from tilenet.training.config.validation_keys import ValidationKeys
 from tilenet.training.images.held_out import hold_out
 from tilenet.training.images.open import open_images
@@ -128,6 +128,25 @@ def test_nothing_leaks_from_what_is_held_out(
     assert all(torch.equal(before[1][name], after[1][name]) for name in before[1])
     before, after = both(1)
     assert not all(torch.equal(before[1][name], after[1][name]) for name in before[1])
+
+
+@pytest.mark.ranks(1)
+def test_averages_of_whole_images_are_said_to_leak(
+    comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And so they do: the network has no norm but a frozen one."""
+    scenes = mixed_scenes(shared_path, comm)
+    gated = NetworkKeys(module="zoo:network", options={"name": "gated", "drops": False})
+    run = run_file(shared_path, scenes, gated, validation=KEYS)
+    found = []
+    for change in (False, True):
+        if change:
+            changed(scenes, held_out(scenes, KEYS))
+        assert train(run, overwrite=True, comm=comm) == 0
+        found.append(outcome(run)[0])
+    assert found[0] != found[1]
+    said = "too, but pools over whole images or crops (mean) are of held-out pixels as well"
+    assert capfd.readouterr().err.count(said) == 2
 
 
 @pytest.mark.ranks(2)

@@ -165,7 +165,11 @@ def test_images_that_do_not_go_together_are_refused(comm: MPI.Intracomm, shared_
     scenes = mixed_scenes(shared_path, comm)
     run = run_file(shared_path, scenes, NETWORK)
     os.symlink(scenes[1].image, shared_path / "link.tif")
-    linked = ValidationKeys(str(shared_path / "link.tif"), str(scenes[1].labels))
+    os.link(scenes[1].image, shared_path / "hard.tif")
+    linked, hard = (
+        ValidationKeys(str(shared_path / name), str(scenes[1].labels))
+        for name in ("link.tif", "hard.tif")
+    )
     names, labels = run.image_paths, run.label_paths
     red = shared_path / "red.tif"
     with rasterio.open(scenes[0].image) as file:
@@ -182,6 +186,7 @@ def test_images_that_do_not_go_together_are_refused(comm: MPI.Intracomm, shared_
         (names, labels, none, 2.0, r" 2, .*image0\.tif: metres, .*image1\.tif: degrees\)"),
         (names[1], labels[1], third, 3e-6, r"1\.tif: degrees, .*2\.tif: .* 0\.30480061 m\)"),
         (names, labels, linked, None, r"not both \(.*link\.tif\)"),
+        (names, labels, hard, None, r"not both \(.*hard\.tif\)"),
         (names[1:], labels[1:], one_band, None, r"\(.*: 3, .*: 1\)"),
         (twice, [*labels, labels[0]], KEYS, None, r"image once \(.*image0\.tif: several"),
         (bands, [labels[0]] * 2, KEYS, None, r"image once \(.*/green\.tif: several"),

@@ -224,8 +224,10 @@ def test_a_signal_before_the_first_step_is_not_lost(
         ({"optimizer": OptimizerKeys("adamw", 0.01)}, "optimizer of .*: sgd, .*: adamw"),
         ({"precision": "float32"}, "precision of .*: float64, of the run file: float32"),
         ({"seed": 6}, "seed of .*: 5, of the run file: 6"),
+        ({"nodata": 7.0}, "nodata of .*: None, of the run file: 7.0"),
+        ({"resolution": 4.0}, "resolution of .*: None, of the run file: 4.0"),
     ],
-    ids=["network", "optimizer", "precision", "seed"],
+    ids=["network", "optimizer", "precision", "seed", "nodata", "resolution"],
 )
 def test_a_run_goes_on_as_it_began(
     comm: MPI.Intracomm, shared_path: Path, change: dict[str, Any], said: str
@@ -234,6 +236,32 @@ def test_a_run_goes_on_as_it_began(
     assert train(replace(run, steps=1), comm=comm) == 0
     with pytest.raises(AgreedError, match=said):
         train(replace(run, **change), resume=True, comm=comm)
+
+
+@pytest.mark.ranks(1)
+def test_a_module_goes_on_with_its_mean_and_std(comm: MPI.Intracomm, shared_path: Path) -> None:
+    keys = NetworkKeys(module="zoo:Residual")
+    run = replace(a_run(comm, shared_path, keys, OptimizerKeys("sgd", 0.05)), classes=4)
+    assert train(replace(run, steps=1), comm=comm) == 0
+    given = replace(keys, mean=[10.0, 20.0, 30.0], std=[4.0, 5.0, 6.0])
+    with pytest.raises(AgreedError, match=r"network\.mean of .*: None, .*: \[10\.0, 20\.0, 30"):
+        train(replace(run, network=given), resume=True, comm=comm)
+
+
+@pytest.mark.ranks(1)
+def test_a_checkpoint_of_an_earlier_version_names_fewer_terms(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
+    run = replace(run, nodata=float("nan"))
+    wanted = whole(run, comm)
+    names = "optimizer", "ema", "precision", "seed", "batch_size", "crop_px", "held_out", "part"
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFile, "terms", {name: run.terms[name] for name in names})
+        assert train(replace(run, steps=1), comm=comm) == 0
+    for steps in (3, 5):  # from an earlier version's, and from one of this version
+        assert train(replace(run, steps=steps), resume=True, comm=comm) == 0
+    check_close(run, wanted)
 
 
 def test_a_refused_request_to_overwrite_leaves_the_run(

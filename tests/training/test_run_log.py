@@ -70,7 +70,9 @@ def test_rows_hold_all_scores_to_their_last_bit(
 
 
 @pytest.mark.parametrize("score", ["mean_iou", "loss"])
-def test_the_best_is_found_again(tmp_path: Path, score: str) -> None:
+def test_the_best_is_found_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], score: str
+) -> None:
     log = RunLog(tmp_path, CLASSES, score, 0)
     values = {step: found(step % 4 + 1) for step in range(1, 9)}  # 5 to 8 are 1 to 4 again
     for step, one in values.items():
@@ -83,6 +85,7 @@ def test_the_best_is_found_again(tmp_path: Path, score: str) -> None:
     assert wanted[0] < wanted[1]
     assert [step for step in range(11) if log.has_validation(step)] == list(values)
     log.close()
+    assert "is gone" not in capsys.readouterr().err
     # Of steps that are repeated, and of checkpoints that are gone, nothing is known.
     log = RunLog(tmp_path, CLASSES, score, 4)
     assert not log.has_validation(5)
@@ -91,6 +94,11 @@ def test_the_best_is_found_again(tmp_path: Path, score: str) -> None:
     left = [step for step in wanted[2:] if step <= 4]
     assert log.best() == (left[0], values[left[0]].score(score))
     log.close()
+    of_kept, of_lost = (
+        f"{values[step].score(score):.4f}, after step {step}" for step in (left[0], wanted[0])
+    )
+    said = f"({score} of the best that is: {of_kept}; {of_lost}, is better, and its checkpoint is"
+    assert capsys.readouterr().err.count(said) == 1
 
 
 def test_a_loss_that_is_no_number_is_left_out_and_never_the_best(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Training on polygons in another CRS: the numbers are those of the pixels that they cover."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from whole_recipe import train_whole
 
 from tilenet.__main__ import main
 from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.errors import AgreedError
+from tilenet.library.whole_run import train
 from tilenet.training.config.keys import TileKeys
 
 pytestmark = pytest.mark.ranks(2)
@@ -66,6 +69,21 @@ def test_losses_weights_and_logits_are_those_of_burned_labels(
     wanted = train_whole([scene], options_of(keys), STEPS, LR, SEED)
     found = outcome_of(run, comm, scene.image, 64)
     check_same(comm, found, wanted, scene.valid)
+
+
+def test_polygons_are_burned_as_the_run_began(comm: MPI.Intracomm, shared_path: Path) -> None:
+    scene = drawn_scene(shared_path, (70, 90), write=comm.rank == 0)
+    comm.Barrier()
+    run = run_of(shared_path, [scene], NETWORKS["valid"], vectors=KEYS)
+    assert train(replace(run, steps=1), comm=comm) == 0
+    for change, said in (
+        ({"vectors": replace(KEYS, background="ignore")}, r"vectors.background of .*: 0, .*: ign"),
+        ({"vectors": replace(KEYS, priority=[1])}, r"vectors.priority of .*: \[2\], .*: \[1\]\)"),
+        ({"ignore_index": 77}, "ignore_index of .*: 255, of the run file: 77"),
+    ):
+        with pytest.raises(AgreedError, match=said):
+            train(replace(run, **change), resume=True, comm=comm)
+    assert train(run, resume=True, comm=comm) == 0
 
 
 def test_that_labels_are_resampled_is_said_once(

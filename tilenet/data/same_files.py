@@ -63,6 +63,15 @@ def _facts(file: Raster | LabelSource) -> str:
     return f"{'+'.join(sizes)} bytes" + f", {file.facts}" * bool(file.facts)
 
 
+def _identity(path: str) -> tuple[int, int] | str:
+    """What a file has under all its names, hard links too; where it is no local one, its path."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return real_path(path)
+    return status.st_dev, status.st_ino
+
+
 def hash_of(files: Sequence[SampleFile]) -> str:
     """A function of the files' texts, in their order."""
     digest = hashlib.blake2b(digest_size=16)
@@ -81,16 +90,17 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
     Raises:
         TilenetError: The error names the first of them.
     """
-    splits: dict[str, tuple[str, bool]] = {}  # split, and whether images may share it
+    # Split, and whether images may share it, of each file.
+    splits: dict[tuple[int, int] | str, tuple[str, bool]] = {}
     for file in files:
         if file.role != "image":
             continue
         # The files of an image, each once, through links too.
-        shared = set(map(real_path, file.shared))
-        for part in dict.fromkeys(map(real_path, stacked_paths(file.path))):
-            before, was_shared = splits.get(part, ("", True))
-            splits[part] = file.split, was_shared and part in shared
-            if was_shared and part in shared:
+        shared = set(map(_identity, file.shared))
+        for key, part in {_identity(path): path for path in stacked_paths(file.path)}.items():
+            before, was_shared = splits.get(key, ("", True))
+            splits[key] = file.split, was_shared and key in shared
+            if was_shared and key in shared:
                 continue
             if before not in ("", file.split):
                 raise TilenetError(

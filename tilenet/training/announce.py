@@ -9,7 +9,7 @@ from tilenet.data.labels.open import resampling_note
 from tilenet.data.rasters.onto_grid import resampling_notes
 from tilenet.data.schedule import Sample
 from tilenet.geometry.halo import norm_context
-from tilenet.geometry.layers import Norm
+from tilenet.geometry.layers import GlobalPool, Layer, Norm
 from tilenet.geometry.tiles import Tile, Tiling
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.health.progress import say
@@ -57,10 +57,7 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
             f"{held_out.block_px} px are held out; training leaves out labels within "
             f"{context.context_any_pixel_px} px of them, too"
         )
-        norm = norm_context(plan.record.layers)
-        if norm != "none":
-            note += f", but the statistics of norms ({norm}) are of held-out pixels as well"
-        say(note)
+        say(note + _seen_anyway(plan.record.layers))
         far_px = context.context_any_pixel_px
         reached = held_out.num_reached(far_px) if held_out.block_px <= 2 * far_px else 0
         if reached:
@@ -75,6 +72,15 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
             "since where labels are in images so large is kept in at most "
             f"{MOST_CELL_BYTES >> 20} MiB"
         )
+
+
+def _seen_anyway(layers: tuple[Layer, ...]) -> str:
+    """The end of a sentence, on sums over pixels that training leaves out otherwise."""
+    norm = norm_context(layers)
+    pools = sorted({layer.takes for layer in layers if isinstance(layer, GlobalPool)})
+    sums = [f"the statistics of norms ({norm})"] * (norm != "none")
+    sums += [f"pools over whole images or crops ({', '.join(pools)})"] * bool(pools)
+    return f", but {' and '.join(sums)} are of held-out pixels as well" if sums else ""
 
 
 def num_idle_norms(adopted: Adopted) -> int:

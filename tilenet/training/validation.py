@@ -4,6 +4,7 @@ from math import isnan
 
 from tilenet.model.loss import Loss
 from tilenet.model.network import Network
+from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopRequests
 from tilenet.parallel.ranks.comm import agreed
 from tilenet.parallel.ranks.together import RankControl
@@ -34,6 +35,7 @@ class RunValidation:
         self.every, self.last, self.folder = every, last, folder
         self.comm = scoring.comm
         self._best: float | None = None
+        self._unscored = False  # whether a validation without a score was said
 
     @classmethod
     def of(
@@ -89,5 +91,12 @@ class RunValidation:
             self._best = value
         if log:
             log.validation(step, result, best=best)
+            if isnan(value) and not self._unscored:
+                self._unscored = True
+                why = ", since all labels are equal" * (self.score == "r2")
+                say(
+                    f"a validation without a value of its score is never the best (validation."
+                    f"score: {self.score}, after step {step}: none{why}); choose another score"
+                )
         stop.agreed = any(self.comm.allgather(stop.requested))
         return best

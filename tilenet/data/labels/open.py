@@ -1,6 +1,7 @@
 """Open labels: pixels or polygons, whichever their file holds."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.source import LabelSource
@@ -50,6 +51,23 @@ def open_labels(
             f"labels must be a raster or a vector file that GDAL can open ({path}: "
             f"{why}); check the path, and the file with {CHECK}, or {VECTOR_INFO}"
         ) from error
+
+
+def check_vectors(labels: Sequence[LabelSource], keys: VectorKeys) -> None:
+    """Refuse keys of polygons where all labels are rasters.
+
+    Raises:
+        TilenetError: The error names the first of these keys.
+    """
+    values = {key.name: getattr(keys, key.name) for key in fields(keys)}
+    changed = [key.name for key in fields(keys) if values[key.name] != key.default]
+    if changed and all(isinstance(part, Labels) for part in labels):
+        name = changed[0]
+        raise TilenetError(
+            f"vectors.{name} is read only where labels are polygons (vectors.{name}: "
+            f"{values[name]}, labels: {labels[0].path}, a raster); leave vectors.{name} out, or "
+            "give polygons (of a GeoPackage that holds both, by vectors.layer)"
+        )
 
 
 def resampling_note(labels: Sequence[LabelSource]) -> str | None:

@@ -184,7 +184,8 @@ def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:
         The run, and sentences to print on the contents of the lists.
 
     Raises:
-        TilenetError: A list or pattern is wrong, or names nothing for training or validation.
+        TilenetError: A list or pattern is wrong, or names nothing for training or validation; or
+            nothing is held out, and a key is about validations.
     """
     notes: list[str] = []
     held_out = run.validation
@@ -216,6 +217,7 @@ def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:
         images=tuple(image for image, _ in validation) or None,
         labels=tuple(label for _, label in validation) or None,
     )
+    held_out.check_read()
     images, labels = tuple(image for image, _ in train), tuple(label for _, label in train)
     return replace(run, images=images, labels=labels, validation=held_out), notes
 

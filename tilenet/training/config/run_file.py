@@ -124,11 +124,13 @@ class RunFile:
     ([swapping.md](swapping.md#in-training-runs))"""
     swapping: SwappingKeys = field(default_factory=SwappingKeys)
     steps: int | None = None
-    """length of the run; an epoch sees each image once, or as many crops as there are places for
-    them. Default: one is required."""
+    """length of the run; an epoch sees each image once, or takes ⌈n / (`crop_px`² · `batch_size`)⌉
+    steps of crops, n the pixels that lie in at least one place of a crop. Default: one is
+    required."""
     epochs: int | None = None
-    """length of the run; an epoch sees each image once, or as many crops as there are places for
-    them. Default: one is required."""
+    """length of the run; an epoch sees each image once, or takes ⌈n / (`crop_px`² · `batch_size`)⌉
+    steps of crops, n the pixels that lie in at least one place of a crop. Default: one is
+    required."""
     crop_px: int | None = None
     """train on crops of this side, a multiple of 2^P, drawn where labelled pixels are, from
     multiples of 2^P (of more in [images of 185 000² px and
@@ -265,6 +267,12 @@ class RunFile:
             "crop_px": self.crop_px,
             "held_out": self.validation.held_out,
             "part": None if self.part is None else str(self.part),
+            "nodata": None if self.nodata is None else str(self.nodata),  # nan is unlike itself
+            "resolution": self.resolution,
+            "ignore_index": self.ignore_index,
+            **{f"vectors.{key}": str(value) for key, value in asdict(self.vectors).items()},
+            "network.mean": self.network.mean,
+            "network.std": self.network.std,
         }
 
     @property

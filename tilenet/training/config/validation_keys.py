@@ -51,6 +51,21 @@ class ValidationKeys:
         """Whether anything is held out."""
         return bool(self.image_paths) or self.share > 0
 
+    def check_read(self) -> None:
+        """Refuse keys of validations where nothing is held out; lists of images must be read.
+
+        Raises:
+            TilenetError: The error names the first of them.
+        """
+        for name in ("every", "batch_size", "score"):
+            value = getattr(self, name)
+            if value != getattr(ValidationKeys, name) and not self.holds_out:
+                raise TilenetError(
+                    f"validation.{name} is read only where something is held out (validation."
+                    f"{name}: {value}, validation.images: none, validation.share: {self.share}); "
+                    f"set one of these, or leave validation.{name} out"
+                )
+
 
 def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "") -> None:
     """Refuse images without labels, unless they are one list of both.

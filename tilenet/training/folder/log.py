@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 
 from tilenet.errors import TilenetError
@@ -192,16 +192,27 @@ class RunLog:
         return any(row["step"] == str(step) for row in rows)
 
     def best(self) -> tuple[int, float] | None:
-        """Return step and value of the best validation with a checkpoint that is still there."""
+        """Return step and value of the best validation with a checkpoint that is still there.
+
+        A better one without a checkpoint is printed.
+        """
         if self.validations is None or self._score is None:
             return None
-        name, best = self._score, None
+        name, best, lost = self._score, None, None
         for row in self.validations.rows():
             step, text = int(row["step"]), row[name]
-            if text and checkpoint_of_step(self.folder, step) is not None:
-                value = float(text)
-                if best is None or better(name, value, best[1]):
-                    best = step, value
+            value = float(text) if text else nan
+            if checkpoint_of_step(self.folder, step) is not None:
+                best = _better_of(name, best, (step, value))
+            else:
+                lost = _better_of(name, lost, (step, value))
+        if lost is not None and _better_of(name, best, lost) == lost:
+            of_kept = "none" if best is None else f"{best[1]:.4f}, after step {best[0]}"
+            say(
+                f"best names a checkpoint that is kept ({name} of the best that is: {of_kept}; "
+                f"{lost[1]:.4f}, after step {lost[0]}, is better, and its checkpoint is gone); "
+                "leave validation.score as a run began, or start over with --overwrite"
+            )
         return best
 
     def sync(self) -> None:
@@ -219,3 +230,12 @@ class RunLog:
             table.close()
         if self.scalars is not None:
             self.scalars.close()
+
+
+def _better_of(
+    score: str, old: tuple[int, float] | None, new: tuple[int, float]
+) -> tuple[int, float] | None:
+    """The better of two validations, by step and value; of equals the old one, nan is none."""
+    if isnan(new[1]) or (old is not None and not better(score, new[1], old[1])):
+        return old
+    return new

@@ -42,6 +42,9 @@ from tilenet.training.folder.background_save import BackgroundSave, host_copies,
 from tilenet.training.folder.files import RUN_FILES, TABLES
 from tilenet.training.states import fill_optimizer
 
+# Terms that checkpoints of earlier versions do not hold.
+LATER_TERMS = ("nodata", "resolution", "ignore_index", "vectors.", "network.")
+
 BEGINNING = ".beginning.part"  # is there while files of an earlier run are deleted
 
 
@@ -245,6 +248,8 @@ class RunFolder:
             return 0
         progress = load_json(self._resumed / "progress.json")
         for name, value in self._terms.items():
+            if name not in progress and name.startswith(LATER_TERMS):
+                continue
             if progress.get(name) != value:
                 raise TilenetError(
                     f"a run goes on as it began ({name} of {self._resumed}: {progress.get(name)}, "

@@ -8,7 +8,7 @@ from itertools import chain
 from tilenet.data.alike import check_bands, check_units
 from tilenet.data.collars import share_collars
 from tilenet.data.holdout import HeldOut
-from tilenet.data.labels.open import open_labels
+from tilenet.data.labels.open import check_vectors, open_labels
 from tilenet.data.labels.source import LabelSource, ValidationImage
 from tilenet.data.labels.values import Values
 from tilenet.data.rasters.block_memory import keep_blocks
@@ -68,7 +68,8 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
 
     Raises:
         AgreedError: A file is missing, broken or does not fit, images differ in bands or units, one
-            image is for both training and validation, or the run's part lies outside of an image.
+            image is for both training and validation, the run's part lies outside of an image, or
+            keys of polygons are given for rasters.
         StopAgreed: A rank was asked to stop.
     """
     comm, watchdog = control.comm, control.watchdog
@@ -101,6 +102,7 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
         if comm.rank == 0:  # it resolves the paths
             check_apart(opened.files, once=run.validation.share > 0)
         check_bands(opened.all_images)
+        check_vectors(opened.all_labels, run.vectors)
     return opened
 
 
