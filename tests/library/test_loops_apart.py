@@ -38,13 +38,19 @@ def test_ranks_that_part_end_in_a_sentence(scene: Path, when: str, mode: Any) ->
         loop_that_the_last_leaves()
 
 
+OTHERWISE = r"all options ([0-9a-f]{8}), rank 1: .* (?!\1)[0-9a-f]{8}\)"
 PARTED = [
     ("weights", r"stem.bias is [0-9a-f]{8}, trained, rank 0: [0-9a-f]{8}, trained\)"),
     ("fixed", r"stem.weight is ([0-9a-f]{8}), rank 0: \1, trained\); load and fix"),
     ("mode", "the network is in evaluation, rank 0: in training"),
-    ("lr", r"rank 0: step 1 of 4 weights, SGD, lr 0.1, clip_norm None, rank 1: .* lr 0.2, "),
-    ("clip", "clip_norm None, rank 1: step 1 of 4 weights, SGD, lr 0.1, clip_norm 1.0"),
+    ("lr", r"rank 0: step 1 of 4 weights, SGD, lr 0.1, clip_norm None, .*, rank 1: .* lr 0.2, "),
+    ("clip", "clip_norm None, .*, rank 1: step 1 of 4 weights, SGD, lr 0.1, clip_norm 1.0"),
     ("fixed later", "rank 0: step 1 of 4 weights, .*, rank 1: step 1 of 3 weights, "),
+    (
+        "another fixed",
+        r"of 3 weights, .* all options ([0-9a-f]{8}), rank 1: .* (?!\1)[0-9a-f]{8}\)",
+    ),
+    ("decay", r"lr 0.1, clip_norm None, all options ([0-9a-f]{8}), rank 1: .* (?!\1)[0-9a-f]{8}\)"),
 ]
 
 
@@ -63,12 +69,14 @@ def test_ranks_that_train_otherwise_end_in_a_sentence(scene: Path, what: str, wo
         weights[0].requires_grad_(False)
     local.train(not (what == "mode" and other))
     optimizer = torch.optim.SGD(weights, 0.2 if what == "lr" and other else 0.1)
+    optimizer.param_groups[0]["weight_decay"] = 0.1 * (what == "decay" and other)
 
     def one_step() -> None:
         step = next(steps := job.steps(**SEEN, prove=False))
         for tile in step:
             step.add(*sums(local(tile.image)[tile.own], tile.labels))
         weights[0].requires_grad_(not (what.startswith("fixed") and other))
+        weights[2 * other].requires_grad_(what != "another fixed")
         step.apply(optimizer, clip_norm=1.0 if what == "clip" and other else None)
         steps.close()
 
@@ -118,3 +126,27 @@ def test_gradients_that_a_program_changes_within_a_step_are_refused(
 
     with pytest.raises(tilenet.TilenetError, match="step 1: they were changed, as by zero_grad"):
         plainly(job, local, torch.optim.SGD(weights, 0.1), act, tiles={"rows": 1, "columns": 3})
+
+
+@pytest.mark.ranks(1, 2)
+def test_gradients_of_something_else_are_refused(scene: Path) -> None:
+    """Each rank would add them, also one without a tile."""
+    job = tilenet.Job()
+    local = job.split(Net())
+    weights = list(local.parameters())
+
+    def act(now: str, _: int) -> None:
+        if now == "begin":
+            sum(weight.square().sum() for weight in weights).backward()  # type: ignore[union-attr]
+
+    with pytest.raises(tilenet.TilenetError, match="zero before the first tile"):
+        plainly(job, local, torch.optim.SGD(weights, 0.1), act, tiles={"rows": 1, "columns": 1})
+
+
+def test_an_optimizer_may_have_no_learning_rate(scene: Path) -> None:
+    job = tilenet.Job()
+    local = job.split(Net())
+    optimizer = torch.optim.SGD(local.parameters(), 0.1)
+    optimizer.param_groups[0]["lr"] = None
+    optimizer.step = lambda: None  # type: ignore[assignment, misc]
+    assert len(plainly(job, local, optimizer, lambda *_: None)) == 3

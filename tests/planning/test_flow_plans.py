@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from questions import check_bounds, every_plan, small_question
+from questions import check_bounds, every_plan, small_machine, small_question
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.unet import UNetOptions
@@ -65,6 +65,17 @@ def test_memory_decides_in_some_of_these_questions() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_balance_beats_the_bounds(seed: int) -> None:
     check_bounds(searched(seed), seed)
+
+
+def test_the_slowest_partition_computes_while_others_do() -> None:
+    """A step of two micro-batches takes as long as it, though each goes through all of them."""
+    options = UNetOptions(2, convolutions=1, base=6, bands=1, classes=6, upsampling="transposed")
+    more: Any = {"micro_batches": 2, "checkpointing": "never", "pipeline": "1f1b"}
+    asked = Question(options, 6, (130, 64), small_machine(4, 1_461_050), optimizer="sgd", **more)
+    search = Search(asked)
+    wanted = every_plan(search)
+    assert search.best(2) == wanted[:2]
+    check_bounds(search, 0)
 
 
 LARGE = Question(

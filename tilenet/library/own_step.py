@@ -1,5 +1,6 @@
 """One step of a user-written loop: tiles to compute, sums, one division, one update."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -273,11 +274,30 @@ class OwnStep:
 
     def _update(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> str:
         """What must be the same on all ranks."""
-        rates = [float(group.get("lr", 0)) for group in optimizer.param_groups]
-        trained = sum(weight.requires_grad for weight in self._means.local.network.parameters())
+        groups = [
+            {
+                key: v.item() if isinstance(v, Tensor) else v
+                for key, v in group.items()
+                if key != "params"
+            }
+            for group in optimizer.param_groups
+        ]
+        sizes = [[p.numel() for p in group["params"]] for group in optimizer.param_groups]
+        trained = [
+            name for name, p in self._means.local.network.named_parameters() if p.requires_grad
+        ]
+        options = [
+            # Other objects are written with their place in memory.
+            [(key, v) for key, v in group.items() if isinstance(v, int | float | str | tuple)]
+            for group in groups
+        ]
+        digest = hashlib.blake2b(
+            repr((trained, sizes, options)).encode(), digest_size=4
+        ).hexdigest()
         return (
-            f"step {self.number + 1} of {trained} weights, {type(optimizer).__name__}, lr "
-            f"{', '.join(map(str, rates))}, clip_norm {clip_norm}"
+            f"step {self.number + 1} of {len(trained)} weights, {type(optimizer).__name__}, lr "
+            f"{', '.join(str(group.get('lr')) for group in groups)}, clip_norm {clip_norm}, all "
+            f"options {digest}"
         )
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

@@ -37,11 +37,14 @@ class Bounds:
         """Seconds of a step that no plan with this layout beats, if memory were endless."""
         shape = self.estimator.shape(layout)
         total = self.estimator.micro_batches(layout.grid, layout.partitions)
-        drains = 1 if layout.flows else len(mini_batch_sizes(total, layout.micro_batches))
         # With one forward, one backward the last partition computes nothing again.
         again = layout.checkpointing != "never" and not layout.flows
         slowest_s = self.slowest_s(shape, layout.partitions, again)
-        pipeline_s = drains * self.through_s(shape) + (total - drains) * slowest_s
+        if layout.flows:  # the slowest computes others while one goes through the rest
+            pipeline_s = max(self.through_s(shape), total * slowest_s)
+        else:
+            drains = len(mini_batch_sizes(total, layout.micro_batches))
+            pipeline_s = drains * self.through_s(shape) + (total - drains) * slowest_s
         step_s = pipeline_s + self.estimator.least_rest_s(layout.partitions)
         return max(step_s, self.estimator.read_s(layout))
 

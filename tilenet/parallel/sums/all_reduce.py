@@ -45,8 +45,8 @@ def find_largest_over(comm: Intracomm | None, values: Tensor) -> Tensor:
     """
     missing = values.isnan()  # which MPI's maximum passes over
     both = torch.stack([values.masked_fill(missing, -torch.inf), missing.double()])
-    largest, any_missing = _reduce(comm, both, "MAX")
-    return largest.masked_fill(any_missing > 0, torch.nan)
+    reduced = _reduce(comm, both, "MAX")
+    return reduced[0].masked_fill(reduced[1] > 0, torch.nan)
 
 
 def _reduce(comm: Intracomm | None, values: Tensor, operation: Literal["SUM", "MAX"]) -> Tensor:

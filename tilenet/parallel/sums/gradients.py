@@ -89,6 +89,7 @@ class GradientSum:
             for gradient, own in self._own(shares):
                 own.grad = gradient
         self._marks: list[tuple[nn.Parameter, Tensor, int]] = []
+        self._are_zeros = False
         self._missing: list[int] = []
         self._waiting: list[int] = []
         self._armed = False
@@ -147,8 +148,9 @@ class GradientSum:
         """Set all gradients to zero in place, and make them `.grad` again where replaced."""
         for flat in self._flats:
             flat.zero_()
-        self._marks = []
         self.keep()
+        self.mark()
+        self._are_zeros = True
 
     def keep(self) -> None:
         """Make the gradients `.grad`, whatever a program made of it.
@@ -169,13 +171,20 @@ class GradientSum:
 
     def mark(self) -> None:
         """Note the gradients as they are now, behind a backward pass."""
+        self._are_zeros = False
         pairs = zip(self._parameters, self._views, strict=True)
         self._marks = [(p, view, view._version) for p, view in pairs if p.grad is view]
 
     @property
     def changed(self) -> bool:
-        """Whether a program changed gradients since `mark`."""
-        return any(p.grad is not view or view._version != now for p, view, now in self._marks)
+        """Whether a program changed gradients since `mark`, or since `zero` to others than zeros.
+
+        Not noticed is what torch does not count, as by `.data`.
+        """
+        touched = [p.grad for p, v, now in self._marks if p.grad is not v or v._version != now]
+        if self._are_zeros:
+            return any(gradient is not None and bool(gradient.any()) for gradient in touched)
+        return bool(touched)
 
     def lacks(self, parameters: Iterable[Tensor]) -> bool:
         """Whether a gradient is wanted of a parameter that is not summed."""
