@@ -150,3 +150,22 @@ def test_an_optimizer_may_have_no_learning_rate(scene: Path) -> None:
     optimizer.param_groups[0]["lr"] = None
     optimizer.step = lambda: None  # type: ignore[assignment, misc]
     assert len(plainly(job, local, optimizer, lambda *_: None)) == 3
+
+
+@pytest.mark.ranks(1, 2)
+def test_weights_do_not_become_nan(scene: Path) -> None:
+    """A finite loss may have a gradient of 0 · NaN, of what lies around a tile."""
+    job = tilenet.Job()
+    local = job.split(Net())
+    weights = [weight.detach().clone() for weight in local.parameters()]
+    optimizer = torch.optim.SGD(local.parameters(), 0.1)
+    step = next(steps := job.steps(**SEEN))
+    for tile in step:
+        logits = local(tile.image)
+        spoilt = logits[..., -1, -1, -1] * torch.nan
+        loss, weight = sums(logits[tile.own], tile.labels)
+        step.add(loss + torch.where(torch.tensor(True), 0.0, spoilt).sum(), weight)
+    with pytest.raises(tilenet.TilenetError, match=r"finite, as the loss is \(step 1\); look for"):
+        step.apply(optimizer)
+    assert all(map(torch.equal, weights, local.parameters()))
+    steps.close()

@@ -231,7 +231,8 @@ class OwnStep:
 
         Raises:
             AgreedError: On all ranks: a rank has not added all of its tiles, or is at another step,
-                takes another optimizer, learning rate or `clip_norm`, or the loss is not finite.
+                takes another optimizer, learning rate or `clip_norm`, or the loss or a gradient is
+                not finite.
             TilenetError: The optimizer holds other weights than those that the loop began with,
                 gradients were changed after the last tile, or `clip_norm` is no length.
         """
@@ -257,6 +258,7 @@ class OwnStep:
                 "rate, or look for extreme pixel values"
             )
         self._means.gradients.divide(weight)
+        self._means.gradients.check_finite(self.number)
         self._means.gradients.keep()
         if clip_norm is not None:
             self._means.gradients.clip(clip_norm)

@@ -24,6 +24,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from tilenet.errors import AgreedError
 from tilenet.mpi import Intracomm
 from tilenet.parallel.sums.meanwhile import sums_pay_meanwhile
 from tilenet.parallel.sums.shares import Shares, block, values_of_piece, whole_blocks
@@ -238,6 +239,22 @@ class GradientSum:
         """
         finite = all(bool(gradient.isfinite().all()) for gradient in self._updated)
         return finite if self._shares is None else all(self._comm.allgather(finite))
+
+    def check_finite(self, step: int) -> None:
+        """Refuse an update that would make weights NaN; see `finite`.
+
+        Args:
+            step: Number of the step, from 0.
+
+        Raises:
+            AgreedError: On all ranks.
+        """
+        if not self.finite:
+            raise AgreedError(
+                f"gradients must stay finite, as the loss is (step {step + 1}); look for divisions "
+                "by 0 and logarithms of 0 in the network, also around tiles, where halo_mode "
+                "exchange computes nothing, or lower the learning rate"
+            )
 
     def arm(self, passes: int = 1) -> None:
         """Say that the next backward pass is this rank's last of the step.
