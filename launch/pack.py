@@ -10,6 +10,7 @@ import re
 import sys
 import tarfile
 from argparse import ArgumentParser
+from contextlib import suppress
 from importlib.metadata import distributions
 from io import BytesIO
 from pathlib import Path
@@ -102,19 +103,20 @@ def pack(environment: Path, archive: Path) -> list[str]:
 def _outside(environment: Path) -> list[str]:
     """Name what Python finds in other places: editable packages, then folders of .pth files."""
     packages = list(environment.glob("lib/python*/site-packages"))
-    names, places = [], [environment.resolve()]
+    names, places, folders = [], [], []
     for package in distributions(path=list(map(str, packages))):
-        origin = json.loads(package.read_text("direct_url.json") or "{}")
-        if origin.get("dir_info", {}).get("editable"):
-            names.append(f"{package.name}-{package.version}")
-            places.append(Path(unquote(urlsplit(origin["url"]).path)).resolve())
-    lines = [
-        line.rstrip()
-        for path in sorted(path for folder in packages for path in folder.glob("*.pth"))
-        for line in path.read_text("utf-8", "surrogateescape").splitlines()
-        if line.startswith("/")  # others are comments, imports and folders inside
-    ]
-    folders = [line for line in lines if not any(map(Path(line).resolve().is_relative_to, places))]
+        with suppress(ValueError, AttributeError):  # a file that is no JSON object
+            origin = json.loads(package.read_text("direct_url.json") or "{}")
+            if origin.get("dir_info", {}).get("editable"):
+                names.append(f"{package.name}-{package.version}")
+                places.append(Path(unquote(urlsplit(origin["url"]).path)).resolve())
+    for path in sorted(path for folder in packages for path in folder.glob("*.pth")):
+        for line in path.read_text("utf-8", "surrogateescape").splitlines():
+            folder = (path.parent / line.rstrip()).resolve()
+            # Others are comments, imports and folders inside; an absolute line names the old place.
+            left = folder.is_dir() and not folder.is_relative_to(environment.resolve())
+            if (line.startswith("/") or left) and not any(map(folder.is_relative_to, places)):
+                folders.append(line.rstrip())
     return [*sorted(names), *folders]
 
 

@@ -70,11 +70,13 @@ def test_packages_left_in_their_checkouts_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (packages,) = environment.glob("lib/python*/site-packages")
-    inside = environment / "src"
+    inside, apart = environment / "src", tmp_path / "apart"
+    apart.mkdir()
+    away = os.path.relpath(apart, packages)
     for name, text in (
         ("__editable__.mine-1.0.pth", "import a_finder\n"),
         ("_hatched.pth", "/home/me/has%20two parts/src\n"),
-        ("easy-install.pth", f"# old\n{inside}\n./here\n\n/home/me/old\n"),
+        ("easy-install.pth", f"# old\n{inside}\n./here\n\n{away}\n/home/me/old\n"),
     ):
         (packages / name).write_text(text)
     for name, folder, editable in (
@@ -87,12 +89,15 @@ def test_packages_left_in_their_checkouts_are_named(
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         origin = {"url": f"file://{folder}", "dir_info": {"editable": True} if editable else {}}
         (about / "direct_url.json").write_text(json.dumps(origin))
+    spoilt = packages / "spoilt-1.0.dist-info"
+    spoilt.mkdir()
+    (spoilt / "direct_url.json").write_text("[")
     monkeypatch.setattr(sys, "prefix", str(environment))
     archive = environment / "env.tar"  # in what it holds, and yet not in itself
     archive.write_text("an older one")
     assert main([str(archive)]) == 0
     said = capsys.readouterr().out
-    assert "pip install -e: hatched-1.0, mine-1.0, /home/me/old;" in said
+    assert f"pip install -e: hatched-1.0, mine-1.0, {inside}, {away}, /home/me/old;" in said
     assert f"--packed {archive}" in said.replace("'", "")
     with tarfile.open(archive) as file:
         assert not {name for name in file.getnames() if name.startswith("env.tar")}

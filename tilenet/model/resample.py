@@ -62,7 +62,8 @@ def _along(x: Tensor, dim: int, place: AxisPlace, mode: str, *, corners: bool) -
     share = (at - low).to(x.dtype if x.is_floating_point() else torch.float32).view(shape)
     below = x.index_select(dim, _inside(low, x.shape[dim], place))
     above = x.index_select(dim, _inside(high, x.shape[dim], place))
-    return below * (1 - share) + above * share  # as torch has it, of infinite cells too
+    # As torch has it, of infinite cells too.
+    return (below * (1 - share)).add_(above * share)
 
 
 def _inside(cells: Tensor, size: int, place: AxisPlace) -> Tensor:

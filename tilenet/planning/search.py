@@ -279,7 +279,7 @@ class Search:
 
     def _planned(self, layout: Layout) -> Plan | None:
         """`plan`, which is not asked where fewer micro-batches at once do not fit either."""
-        if not layout.swap:  # one that need not swap is none that swaps
+        if not layout.swap:  # with `auto` fewer may fit without, and are no plans that swap
             first = self._micro_batches(layout.partitions, layout.micro_batches)[0]
             mode: Checkpointing = "never" if layout.checkpointing == "never" else "always"
             fewest = replace(layout, micro_batches=first, checkpointing=mode)

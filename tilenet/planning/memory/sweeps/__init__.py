@@ -1,1 +1,1 @@
-"""Bytes that a device needs."""
+"""Bytes of maps and training steps that go over an image strip by strip."""

@@ -69,7 +69,7 @@ def plan_sweeps(
     make = partial(SweptBackward, layers, item_bytes=item_bytes, costs=costs)
 
     def last_peak(strip_rows: int) -> int:
-        walk = partial(_walk, make, width, strip_rows, True)
+        walk = partial(_walk, make, width, strip_rows, keeps_logits=True)
         return bytes_of_height(walk, layers, height, strip_rows).peak
 
     best, room = min(sizes, key=last_peak), int(SHARE * device_bytes)
@@ -147,7 +147,7 @@ def trained_bytes(
             stored=stored,
             keeps=after,
         )
-        walk = partial(_walk, make, width, strip_rows, stop == len(layers))
+        walk = partial(_walk, make, width, strip_rows, keeps_logits=stop == len(layers))
         num_bytes = bytes_of_height(walk, layers, height, strip_rows)
         sweeps.append(_Sweep(make((height, width)), num_bytes.peak, num_bytes.states))
         stored = frozenset(after)
@@ -167,8 +167,9 @@ def _walk(
     make: Callable[[tuple[int, int]], SweptBackward],
     width: int,
     strip_rows: int,
-    keeps_logits: bool,
     rows: int,
+    *,
+    keeps_logits: bool,
 ) -> SweepBytes:
     swept = make((rows, width))
     return swept.walk(strip_edges(rows, strip_rows), keeps_logits=keeps_logits)
