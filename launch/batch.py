@@ -11,6 +11,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tilenet.errors import TilenetError
 
 from .lives import Lives
 from .queues import Queue, Slurm
-from .steps import Outcome, Steps
+from .steps import Outcome, Steps, say
 from .stop_signals import StopSignals
 
 AGAIN = -1  # in place of an exit code: the job comes again
@@ -146,9 +147,22 @@ class _Job:
         train = [*self.program, "train", *files, "--output", str(self.output), "--resume"]
         return ending(self.step("train", "ignore", train), self.stop, self.queue.preempted)
 
-    def _map(self) -> int | None:
-        # A job that only maps may be given another image than that of the map that is there.
+    def _name_map(self) -> str:
+        """Name the image's map; one has its own where another image's has the usual name."""
+        image = os.fsencode(os.path.realpath(self.options.image))
         name = "map" if self.options.run else f"map-{Path(self.options.image).stem}"
+        note = self.output / f"{name}.image"
+        if not (self.output / f"{name}.tif").exists():
+            with suppress(FileExistsError), note.open("xb") as file:
+                file.write(image)
+        if note.exists() and note.read_bytes() == image:
+            return name
+        own = f"{name}-{sha256(image).hexdigest()[:6]}"
+        say(f"the map is {own}.tif: {name}.tif is of another image")
+        return own
+
+    def _map(self) -> int | None:
+        name = self._name_map()
         files = [str(self.output), self.options.image, str(self.output / f"{name}.tif")]
         more = ["--plan", self.plan, "--overwrite", "--resume", *self.options.predict.split()]
         ended = self.step("predict", "take", [*self.program, "predict", *files, *more])
@@ -162,7 +176,7 @@ class _Job:
             done = max((piece.stat().st_mtime_ns for piece in pieces), default=0)
             if not gets_on(done, int(again.read_text()) if again.exists() else None):
                 again.unlink()
-                print("the map needs more time than the job has", flush=True)
+                say("the map needs more time than the job has")
                 return 1
             again.write_text(f"{done}\n")
         elif ended.result == "finished":

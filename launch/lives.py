@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .queues import Slurm, job_number
-from .steps import Outcome, Steps
+from .steps import Outcome, Steps, say
 
 WATCH = Path(__file__).with_name("watch.py")
 WATCH_S = 30  # seconds between two checks that the first node is alive
@@ -78,7 +78,7 @@ class Lives:
 
     def _leave(self, why: str) -> None:
         """End this job and have the queue start it on other nodes."""
-        print(why, flush=True)
+        say(why)
         self._steps.stop.requeue = True
         sys.exit(Slurm().come_again(self._steps.stop))
 
@@ -86,7 +86,7 @@ class Lives:
         """Plan for the live nodes, or for as many of them as there is a plan for."""
         names = self._live_nodes
         if not names:
-            print("not even the node of this script takes a step: srun does not work here")
+            say("not even the node of this script takes a step: srun does not work here")
             sys.exit(1)
         if len(names) < self._least:
             self._leave(
@@ -99,7 +99,7 @@ class Lives:
                 continue
             ranks = count * self._per_node
             here = ["-w", ",".join(names[:count])]
-            print(f"nodes: {here[1]}, ranks: {ranks}", flush=True)
+            say(f"nodes: {here[1]}, ranks: {ranks}")
             self._steps.launch = [*self._srun, "-N", str(count), "-n", str(ranks), *here]
             self.once_per_node = [*self._once, "-N", str(count), "-n", str(count), *here]
             self._watch(names[count - 1] if count > 1 else None)

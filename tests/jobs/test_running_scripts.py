@@ -156,7 +156,7 @@ def test_train_then_predict(start: Start, tmp_path: Path, name: str) -> None:
     code, output = ends(start("", name=name))
     assert (code, output.splitlines()) == (0, ["train: finished", "predict: finished"])
     assert log(tmp_path) == both("predict", tmp_path) + both("train", tmp_path)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "map.image"]
 
 
 @pytest.mark.parametrize(("leave_out", "left"), [("RUN", "predict"), ("IMAGE", "train")])
@@ -338,6 +338,16 @@ def test_a_map_that_is_cut_off_comes_again_while_it_gets_on(
         assert ("more time" in output) == (wanted == 1)
 
 
+@pytest.mark.parametrize(("train", "wanted"), [("", 0), ("sys.exit(75)", 75)])
+def test_a_full_disk_of_the_log_changes_nothing(
+    start: Start, tmp_path: Path, train: str, wanted: int
+) -> None:
+    tool(tmp_path, "bash", '#!/bin/sh\nexec /bin/bash "$@" >/dev/full\n')
+    code, output = ends(start(train))
+    assert (code, output) == (wanted, "")
+    assert len(log(tmp_path)) == (2 if wanted else 4), "training, and then the map"
+
+
 def test_a_signal_to_training_that_finishes_is_not_lost(start: Start, tmp_path: Path) -> None:
     """The map does not begin in what is left of the time."""
     job = start("signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))\nnote('listens')\n" + WAIT)
@@ -393,8 +403,16 @@ def test_files_are_copied_to_the_nodes_first(start: Start, tmp_path: Path) -> No
 
 
 def test_a_map_of_another_image_has_a_name_of_its_own(start: Start, tmp_path: Path) -> None:
-    program = "open(os.environ['LOG'] + '.maps', 'a').write(sys.argv[4] + chr(10))"
+    program = "rank == '0' and open(sys.argv[4], 'a').write(sys.argv[3] + ';')"
+    only = {"RUN": ""}
+    jobs = [{}, only | {"IMAGE": "a/x.tif"}, only | {"IMAGE": "b/x.tif"}, {"IMAGE": "a/x.tif"}]
+    for variables in (*jobs, *jobs):
+        code, output = ends(start("pass", program, variables=variables))
+        assert code == 0
+        assert ("is of another image" in output) == (variables in jobs[2:])
+    (tmp_path / "out" / "map.image").unlink()  # a map of unknown origin is that of another, too
     assert ends(start("pass", program))[0] == 0
-    assert ends(start("pass", program, variables={"RUN": "", "IMAGE": "other.tif"}))[0] == 0
-    maps = (tmp_path / "log.maps").read_text().split()
-    assert sorted(map(os.path.basename, maps)) == ["map-other.tif"] * 2 + ["map.tif"] * 2
+    names = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.tif")}
+    assert (names.pop("map.tif"), names.pop("map-x.tif")) == ("scene.tif;" * 2, "a/x.tif;" * 2)
+    assert sorted(names.values()) == ["a/x.tif;" * 2, "b/x.tif;" * 2, "scene.tif;"]
+    assert all(re.fullmatch(r"map(-x)?-[0-9a-f]{6}.tif", name) for name in names)
