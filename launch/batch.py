@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from tilenet.errors import TilenetError
+from tilenet.storage.atomic import write_aside
 
 from .lives import Lives
 from .queues import Queue, Slurm
@@ -23,11 +24,14 @@ from .steps import Outcome, Steps, say
 from .stop_signals import StopSignals
 
 AGAIN = -1  # in place of an exit code: the job comes again
-COPY = 'rm -rf "$1" && mkdir -p "$1" && cp -rp --parents "${@:2}" "$1"'  # on the nodes
+COPY = 'rm -rf "$1" && mkdir -p "$1" && cp -rpL --parents "${@:2}" "$1"'  # on the nodes
 # Once per node and archive, also when two jobs of a user share a node or a job comes again
 UNPACK = """
 mkdir -p "${2%/*}" && exec 9>"$2.lock" && flock 9 && if [ ! -e "$2/.whole" ]; then
     rm -rf "$2" && mkdir "$2" && tar -xf "$1" -C "$2" || exit 1
+    for name in "${@:3}"; do
+        [ -x "$2/bin/$name" ] || { echo "$1: bin/$name must be in it, and run here" >&2; exit 1; }
+    done
     # of conda pack
     [ ! -x "$2/bin/conda-unpack" ] || "$2/bin/python" "$2/bin/conda-unpack" || exit 1
     touch "$2/.whole"
@@ -45,6 +49,10 @@ def main(arguments: list[str]) -> int:
     try:
         if not arguments[at + 1 :]:
             raise TilenetError("what starts the ranks must follow --; add, say, -- mpiexec -n 2")
+        if not (options.run or options.image):
+            raise TilenetError(
+                "a job must train, or make a map (run: none, image: none); give RUN or IMAGE"
+            )
         queue = Slurm() if options.scheduler == "slurm" else Queue()
         code = _Job(options, arguments[at + 1 :], stop, queue).run()
         return queue.come_again(stop) if code == AGAIN else code
@@ -123,11 +131,12 @@ class _Job:
                 "tilenet pack, or start the job with PACKED= in its environment"
             )
         folder = f"{self._storage()}/tilenet-{os.stat(archive).st_mtime_ns:x}"
-        unpack = ["bash", "-c", UNPACK, "unpack", archive, folder]
+        wanted = ["python", *(["tilenet"] if self.program[0] == "tilenet" else [])]
+        unpack = ["bash", "-c", UNPACK, "unpack", archive, folder, *wanted]
         if subprocess.run([*self.once_per_node, *unpack], check=False).returncode:
             raise TilenetError(
-                f"the environment must be unpacked on the nodes ({archive} in {folder}); what tar "
-                "says above must be mended, or the job started with PACKED= in its environment"
+                f"the environment must be unpacked on the nodes ({archive} in {folder}); what "
+                "stands above must be mended, or the job started with PACKED= in its environment"
             )
         os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
 
@@ -174,14 +183,22 @@ class _Job:
             if not (aside / "made_of.json").exists():  # a map that starts over
                 pieces = []
             done = max((piece.stat().st_mtime_ns for piece in pieces), default=0)
-            if not gets_on(done, int(again.read_text()) if again.exists() else None):
+            if not gets_on(done, _read_time(again)):
                 again.unlink()
                 say("the map needs more time than the job has")
                 return 1
-            again.write_text(f"{done}\n")
+            write_aside(str(done), again, "how far a map is")
         elif ended.result == "finished":
             again.unlink(missing_ok=True)
         return ending(ended, self.stop, self.queue.preempted, last=True)
+
+
+def _read_time(path: Path) -> int | None:
+    """The time that the last life wrote; None where it wrote none that can be read."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _parser() -> ArgumentParser:

@@ -328,6 +328,8 @@ def test_a_launcher_that_starts_nothing_is_a_failure(
 def test_a_map_that_is_cut_off_comes_again_while_it_gets_on(
     start: Start, tmp_path: Path, maps: list[tuple[str, int, str]]
 ) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "map.again").write_text("spoilt")  # counts as none
     for predict, wanted, said in maps:
         job = start("", predict=predict + WAIT)
         log(tmp_path, 6 if predict else 4)
@@ -378,6 +380,14 @@ def test_the_ranks_run_in_the_environment_that_each_node_unpacks(
         assert (folder / "once").exists() == (turn == 1)
         (folder / "once").touch()
     assert log(tmp_path) == both("predict", tmp_path) + both("train", tmp_path)
+    with tarfile.open(tmp_path / "env.tar", "w") as archive:
+        archive.add(tmp_path / "tools" / "tilenet", "bin/tilenet")
+    code, output = ends(start("", name=name, job=job))
+    assert (code, "env.tar: bin/python must be in it, and run here\n" in output) == (1, True)
+    with tarfile.open(tmp_path / "env.tar", "w") as archive:
+        archive.add(tmp_path / "tools" / "tilenet", "bin/python")
+    code, output = ends(start("", name=name, job=job))
+    assert (code, "env.tar: bin/tilenet must be in it, and run here\n" in output) == (1, True)
     for text, said in (("none", "must be unpacked on the nodes"), ("", "env.tar is none")):
         (tmp_path / "env.tar").unlink()
         if text:
@@ -389,6 +399,8 @@ def test_the_ranks_run_in_the_environment_that_each_node_unpacks(
 
 def test_files_are_copied_to_the_nodes_first(start: Start, tmp_path: Path) -> None:
     job = Job(stage=("scene.tif", "tools/train"))
+    (tmp_path / "scene.tif").rename(tmp_path / "real.tif")
+    (tmp_path / "scene.tif").symlink_to("real.tif")
     code, output = ends(start("print(open('scene.tif').read())", name="summit", job=job))
     assert (code, output.count("scene.tif")) == (0, 2)
     (storage,) = (tmp_path / "storage" / "me").iterdir()
