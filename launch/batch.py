@@ -29,6 +29,9 @@ COPY = 'rm -rf "$1" && mkdir -p "$1" && cp -rpL --parents "${@:2}" "$1"'  # on t
 UNPACK = """
 mkdir -p "${2%/*}" && exec 9>"$2.lock" && flock 9 && if [ ! -e "$2/.whole" ]; then
     rm -rf "$2" && mkdir "$2" && tar -xf "$1" -C "$2" || exit 1
+    # tar takes one that was cut off after a file for whole
+    [[ $1 != *.tar ]] || [ -z "$(tail -c 1024 "$1" | tr -d "\\0")" ] ||
+        { echo "$1: its end must be there" >&2; exit 1; }
     for name in "${@:3}"; do
         [ -x "$2/bin/$name" ] || { echo "$1: bin/$name must be in it, and run here" >&2; exit 1; }
     done
@@ -131,8 +134,8 @@ class _Job:
                 "tilenet pack, or start the job with PACKED= in its environment"
             )
         folder = f"{self._storage()}/tilenet-{os.stat(archive).st_mtime_ns:x}"
-        wanted = ["python", *(["tilenet"] if self.program[0] == "tilenet" else [])]
-        unpack = ["bash", "-c", UNPACK, "unpack", archive, folder, *wanted]
+        programs = ["python", *(["tilenet"] if self.program[0] == "tilenet" else [])]
+        unpack = ["bash", "-c", UNPACK, "unpack", archive, folder, *programs]
         if subprocess.run([*self.once_per_node, *unpack], check=False).returncode:
             raise TilenetError(
                 f"the environment must be unpacked on the nodes ({archive} in {folder}); what "

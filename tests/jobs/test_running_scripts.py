@@ -380,6 +380,11 @@ def test_the_ranks_run_in_the_environment_that_each_node_unpacks(
         assert (folder / "once").exists() == (turn == 1)
         (folder / "once").touch()
     assert log(tmp_path) == both("predict", tmp_path) + both("train", tmp_path)
+    with tarfile.open(tmp_path / "env.tar") as archive:
+        cut = archive.getmembers()[-1].offset
+    (tmp_path / "env.tar").write_bytes((tmp_path / "env.tar").read_bytes()[:cut])
+    code, output = ends(start("", name=name, job=job))
+    assert (code, "env.tar: its end must be there\n" in output) == (1, True)
     with tarfile.open(tmp_path / "env.tar", "w") as archive:
         archive.add(tmp_path / "tools" / "tilenet", "bin/tilenet")
     code, output = ends(start("", name=name, job=job))
