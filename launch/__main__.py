@@ -63,7 +63,7 @@ def _run(options: Namespace) -> int:
 
 
 def _check_place(job: Job) -> None:
-    """Refuse a script in the place of a file that it names."""
+    """Refuse a script in the place of a file that it names, or that is no script."""
     files = [job.plan, job.run, job.image, job.packed, *job.stage]
     if os.path.exists(job.file) and any(
         file and os.path.exists(file) and os.path.samefile(file, job.file) for file in files
@@ -71,6 +71,18 @@ def _check_place(job: Job) -> None:
         raise TilenetError(
             f"a script replaces none of the files that it names ({job.file}); give it another name"
         )
+    if os.path.exists(job.file) and not _is_script(job.file):
+        raise TilenetError(
+            f"a script replaces only a file that begins with #! ({job.file}); give it another name"
+        )
+
+
+def _is_script(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return os.path.isfile(path) and file.read(2) in (b"#!", b"")
+    except OSError:
+        return False
 
 
 def _check_script(options: Namespace) -> None:

@@ -11,22 +11,30 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 from tilenet.errors import TilenetError
+from tilenet.storage.atomic import write_aside
 
 from .lives import Lives
 from .queues import Queue, Slurm
-from .steps import Outcome, Steps
+from .steps import Outcome, Steps, say
 from .stop_signals import StopSignals
 
 AGAIN = -1  # in place of an exit code: the job comes again
-COPY = 'rm -rf "$1" && mkdir -p "$1" && cp -rp --parents "${@:2}" "$1"'  # on the nodes
+COPY = 'rm -rf "$1" && mkdir -p "$1" && cp -rpL --parents "${@:2}" "$1"'  # on the nodes
 # Once per node and archive, also when two jobs of a user share a node or a job comes again
 UNPACK = """
 mkdir -p "${2%/*}" && exec 9>"$2.lock" && flock 9 && if [ ! -e "$2/.whole" ]; then
     rm -rf "$2" && mkdir "$2" && tar -xf "$1" -C "$2" || exit 1
+    # tar takes one that was cut off after a file for whole
+    [[ $1 != *.tar ]] || [ -z "$(tail -c 1024 "$1" | tr -d "\\0")" ] ||
+        { echo "$1: its end must be there" >&2; exit 1; }
+    for name in "${@:3}"; do
+        [ -x "$2/bin/$name" ] || { echo "$1: bin/$name must be in it, and run here" >&2; exit 1; }
+    done
     # of conda pack
     [ ! -x "$2/bin/conda-unpack" ] || "$2/bin/python" "$2/bin/conda-unpack" || exit 1
     touch "$2/.whole"
@@ -44,6 +52,10 @@ def main(arguments: list[str]) -> int:
     try:
         if not arguments[at + 1 :]:
             raise TilenetError("what starts the ranks must follow --; add, say, -- mpiexec -n 2")
+        if not (options.run or options.image):
+            raise TilenetError(
+                "a job must train, or make a map (run: none, image: none); give RUN or IMAGE"
+            )
         queue = Slurm() if options.scheduler == "slurm" else Queue()
         code = _Job(options, arguments[at + 1 :], stop, queue).run()
         return queue.come_again(stop) if code == AGAIN else code
@@ -122,11 +134,12 @@ class _Job:
                 "tilenet pack, or start the job with PACKED= in its environment"
             )
         folder = f"{self._storage()}/tilenet-{os.stat(archive).st_mtime_ns:x}"
-        unpack = ["bash", "-c", UNPACK, "unpack", archive, folder]
+        programs = ["python", *(["tilenet"] if self.program[0] == "tilenet" else [])]
+        unpack = ["bash", "-c", UNPACK, "unpack", archive, folder, *programs]
         if subprocess.run([*self.once_per_node, *unpack], check=False).returncode:
             raise TilenetError(
-                f"the environment must be unpacked on the nodes ({archive} in {folder}); what tar "
-                "says above must be mended, or the job started with PACKED= in its environment"
+                f"the environment must be unpacked on the nodes ({archive} in {folder}); what "
+                "stands above must be mended, or the job started with PACKED= in its environment"
             )
         os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
 
@@ -146,9 +159,22 @@ class _Job:
         train = [*self.program, "train", *files, "--output", str(self.output), "--resume"]
         return ending(self.step("train", "ignore", train), self.stop, self.queue.preempted)
 
-    def _map(self) -> int | None:
-        # A job that only maps may be given another image than that of the map that is there.
+    def _name_map(self) -> str:
+        """Name the image's map; one has its own where another image's has the usual name."""
+        image = os.fsencode(os.path.realpath(self.options.image))
         name = "map" if self.options.run else f"map-{Path(self.options.image).stem}"
+        note = self.output / f"{name}.image"
+        if not (self.output / f"{name}.tif").exists():
+            with suppress(FileExistsError), note.open("xb") as file:
+                file.write(image)
+        if note.exists() and note.read_bytes() == image:
+            return name
+        own = f"{name}-{sha256(image).hexdigest()[:6]}"
+        say(f"the map is {own}.tif: {name}.tif is of another image")
+        return own
+
+    def _map(self) -> int | None:
+        name = self._name_map()
         files = [str(self.output), self.options.image, str(self.output / f"{name}.tif")]
         more = ["--plan", self.plan, "--overwrite", "--resume", *self.options.predict.split()]
         ended = self.step("predict", "take", [*self.program, "predict", *files, *more])
@@ -160,14 +186,22 @@ class _Job:
             if not (aside / "made_of.json").exists():  # a map that starts over
                 pieces = []
             done = max((piece.stat().st_mtime_ns for piece in pieces), default=0)
-            if not gets_on(done, int(again.read_text()) if again.exists() else None):
+            if not gets_on(done, _read_time(again)):
                 again.unlink()
-                print("the map needs more time than the job has", flush=True)
+                say("the map needs more time than the job has")
                 return 1
-            again.write_text(f"{done}\n")
+            write_aside(str(done), again, "how far a map is")
         elif ended.result == "finished":
             again.unlink(missing_ok=True)
         return ending(ended, self.stop, self.queue.preempted, last=True)
+
+
+def _read_time(path: Path) -> int | None:
+    """The time that the last life wrote; None where it wrote none that can be read."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _parser() -> ArgumentParser:

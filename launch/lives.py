@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .queues import Slurm, job_number
-from .steps import Outcome, Steps
+from .steps import Outcome, Steps, say
 
 WATCH = Path(__file__).with_name("watch.py")
 WATCH_S = 30  # seconds between two checks that the first node is alive
@@ -52,7 +52,7 @@ class Lives:
         self._least, self._per_node = nodes
         self._srun, self._once = steps.launch, once_per_node
         self._watcher: subprocess.Popen[bytes] | None = None
-        self._live_nodes = find_live_nodes()
+        self._live_nodes = find_live_nodes(os.environ.get("SLURM_JOB_NODELIST", ""))
         self._replan()
 
     def run(self, name: str, early: str, program: Sequence[str]) -> Outcome:
@@ -63,13 +63,15 @@ class Lives:
             if ended.result in ("finished", "stopped") or stop.cancel:
                 return ended
             before = len(self._live_nodes)
-            self._live_nodes = find_live_nodes()
+            self._live_nodes = find_live_nodes(",".join(self._live_nodes))
             if len(self._live_nodes) >= before:  # it did not fail because a node died
                 if steps.once_more(ended):
                     continue
                 return ended
             if stop.requeue:
                 return replace(ended, result="killed")
+            if not self._live_nodes:
+                self._leave("none of the job's nodes answers any more: this needs a new allocation")
             if not _wait_for_release():
                 self._leave(
                     "Slurm does not release the step that lost a node: this needs a new allocation"
@@ -78,7 +80,7 @@ class Lives:
 
     def _leave(self, why: str) -> None:
         """End this job and have the queue start it on other nodes."""
-        print(why, flush=True)
+        say(why)
         self._steps.stop.requeue = True
         sys.exit(Slurm().come_again(self._steps.stop))
 
@@ -86,7 +88,7 @@ class Lives:
         """Plan for the live nodes, or for as many of them as there is a plan for."""
         names = self._live_nodes
         if not names:
-            print("not even the node of this script takes a step: srun does not work here")
+            say("not even the node of this script takes a step: srun does not work here")
             sys.exit(1)
         if len(names) < self._least:
             self._leave(
@@ -99,7 +101,7 @@ class Lives:
                 continue
             ranks = count * self._per_node
             here = ["-w", ",".join(names[:count])]
-            print(f"nodes: {here[1]}, ranks: {ranks}", flush=True)
+            say(f"nodes: {here[1]}, ranks: {ranks}")
             self._steps.launch = [*self._srun, "-N", str(count), "-n", str(ranks), *here]
             self.once_per_node = [*self._once, "-N", str(count), "-n", str(count), *here]
             self._watch(names[count - 1] if count > 1 else None)
@@ -119,8 +121,12 @@ class Lives:
             )
 
 
-def find_live_nodes() -> list[str]:
-    """Names of the job's nodes that run a probe: Slurm may not know yet that a node is dead."""
+def find_live_nodes(last: str) -> list[str]:
+    """Names of the job's nodes that run a probe: Slurm may not know yet that a node is dead.
+
+    Args:
+        last: The nodes known before, as Slurm lists them, where its controller does not answer.
+    """
     nodes = ""
     for attempt in range(1, 6):  # the controller may not answer while it waits for a dead node
         nodes = _output_of("squeue", "-h", "-j", job_number(), "-o", "%N").strip()
@@ -133,7 +139,7 @@ def find_live_nodes() -> list[str]:
         name: subprocess.Popen(
             [*probe, "-w", name, "--overlap", "--mpi=none", "-Q", "true"], stdin=subprocess.DEVNULL
         )
-        for name in _output_of("scontrol", "show", "hostnames", nodes).split()
+        for name in _output_of("scontrol", "show", "hostnames", nodes or last).split()
     }
     return in_order([name for name, process in probes.items() if process.wait() == 0])
 

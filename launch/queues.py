@@ -11,6 +11,8 @@ import signal
 import subprocess
 import time
 
+from tilenet.errors import TilenetError
+
 from .stop_signals import StopSignals
 
 AGAIN = 75  # LSF queues a job that ends with it again; elsewhere its user may
@@ -51,7 +53,16 @@ class Slurm(Queue):
 
 
 def job_number() -> str:
-    """The number of the job that this runs in."""
+    """The number of the job that this runs in.
+
+    Raises:
+        TilenetError: It runs outside of Slurm's jobs.
+    """
+    if "SLURM_JOB_ID" not in os.environ:
+        raise TilenetError(
+            "a script for Slurm runs in one of its jobs (SLURM_JOB_ID is not set); submit it with "
+            "sbatch"
+        )
     return os.environ["SLURM_JOB_ID"]
 
 

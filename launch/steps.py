@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -58,6 +59,15 @@ def starts_again(ended: Outcome, stop: StopSignals, unstarted: int) -> bool:
     return nothing and not stop and unstarted < MOST_UNSTARTED
 
 
+def say(sentence: str) -> None:
+    """Write a line to the job's log; no job ends for a log that takes no more.
+
+    Python's own buffer would keep the line, and have Python end with 120.
+    """
+    with suppress(OSError):
+        os.write(sys.stdout.fileno(), os.fsencode(f"{sentence}\n"))
+
+
 class Steps:
     """Runs steps with a launcher.
 
@@ -87,7 +97,7 @@ class Steps:
         ended = outcome(Path(status).read_text(), started.exists(), self.stop.requeue)
         os.unlink(status)
         started.unlink(missing_ok=True)
-        print(f"{name}: {ended.result}", flush=True)
+        say(f"{name}: {ended.result}")
         return ended
 
     def once_more(self, ended: Outcome) -> bool:
@@ -95,7 +105,7 @@ class Steps:
         again = starts_again(ended, self.stop, self._unstarted)
         if again:
             self._unstarted += 1
-            print("MPI did not start: once more", flush=True)
+            say("MPI did not start: once more")
         return again
 
     def attempts(self, name: str, early: str, program: Sequence[str]) -> Outcome:

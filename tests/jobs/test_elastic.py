@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = {
     "squeue": """case $* in
 *-s*) cat "$HERE/steps" ;;
-*) rm "$HERE/busy" 2>/dev/null && exit 1; cat "$HERE/nodes" ;;
+*) rm "$HERE/busy" 2>/dev/null && exit 1; [ ! -e "$HERE/deaf" ] || exit 1; cat "$HERE/nodes" ;;
 esac""",
     "scontrol": """case "$1 $2" in
 "show hostnames") tr , "\\n" <<<"$3" ;;
@@ -86,6 +86,7 @@ def run(folder: Path, ranks: str) -> tuple[int, str, list[str]]:
         "PATH": f"{folder}/tools:{os.environ['PATH']}",
         "HERE": str(folder),
         "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n1,n2,n3",
         "SLURMD_NODENAME": "n1",
     }
     done = subprocess.run(
@@ -115,7 +116,11 @@ def test_nodes_and_ranks_leave_the_line() -> None:
 
 @pytest.mark.parametrize(
     "also",
-    ["", pytest.param("busy", marks=pytest.mark.nightly, id="a controller that answers later")],
+    [
+        "",
+        pytest.param("busy", marks=pytest.mark.nightly, id="a controller that answers later"),
+        pytest.param("deaf", marks=pytest.mark.nightly, id="a controller that answers no more"),
+    ],
 )
 def test_it_goes_on_with_the_nodes_that_are_left(folder: Path, also: str) -> None:
     """The plan that train gets is for those; the user's own stays as it is."""
@@ -152,6 +157,14 @@ ENDS: dict[str, tuple[str, str, int | None, list[str], str]] = {
         None,
         [ALL],
         "does not release the step that lost",
+    ),
+    "no answer at first": ("deaf", "", 0, [ALL], "train: finished"),
+    "no answer any more": (
+        "",
+        'touch "$HERE/deaf"; >"$HERE/alive"\nexit 137\n',
+        None,
+        [ALL],
+        "none of",
     ),
     "too few nodes": ("", LAST, None, [ALL], "1 of the job's nodes answer (n1), at least 2 must"),
     "a failure on living nodes": ("", "exit 3\n", 1, [ALL], "train: failed"),

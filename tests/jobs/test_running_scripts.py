@@ -156,7 +156,7 @@ def test_train_then_predict(start: Start, tmp_path: Path, name: str) -> None:
     code, output = ends(start("", name=name))
     assert (code, output.splitlines()) == (0, ["train: finished", "predict: finished"])
     assert log(tmp_path) == both("predict", tmp_path) + both("train", tmp_path)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "map.image"]
 
 
 @pytest.mark.parametrize(("leave_out", "left"), [("RUN", "predict"), ("IMAGE", "train")])
@@ -328,6 +328,8 @@ def test_a_launcher_that_starts_nothing_is_a_failure(
 def test_a_map_that_is_cut_off_comes_again_while_it_gets_on(
     start: Start, tmp_path: Path, maps: list[tuple[str, int, str]]
 ) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "map.again").write_text("spoilt")  # counts as none
     for predict, wanted, said in maps:
         job = start("", predict=predict + WAIT)
         log(tmp_path, 6 if predict else 4)
@@ -336,6 +338,16 @@ def test_a_map_that_is_cut_off_comes_again_while_it_gets_on(
         assert code == wanted
         assert said in output
         assert ("more time" in output) == (wanted == 1)
+
+
+@pytest.mark.parametrize(("train", "wanted"), [("", 0), ("sys.exit(75)", 75)])
+def test_a_full_disk_of_the_log_changes_nothing(
+    start: Start, tmp_path: Path, train: str, wanted: int
+) -> None:
+    tool(tmp_path, "bash", '#!/bin/sh\nexec /bin/bash "$@" >/dev/full\n')
+    code, output = ends(start(train))
+    assert (code, output) == (wanted, "")
+    assert len(log(tmp_path)) == (2 if wanted else 4), "training, and then the map"
 
 
 def test_a_signal_to_training_that_finishes_is_not_lost(start: Start, tmp_path: Path) -> None:
@@ -368,6 +380,19 @@ def test_the_ranks_run_in_the_environment_that_each_node_unpacks(
         assert (folder / "once").exists() == (turn == 1)
         (folder / "once").touch()
     assert log(tmp_path) == both("predict", tmp_path) + both("train", tmp_path)
+    with tarfile.open(tmp_path / "env.tar") as archive:
+        cut = archive.getmembers()[-1].offset
+    (tmp_path / "env.tar").write_bytes((tmp_path / "env.tar").read_bytes()[:cut])
+    code, output = ends(start("", name=name, job=job))
+    assert (code, "env.tar: its end must be there\n" in output) == (1, True)
+    with tarfile.open(tmp_path / "env.tar", "w") as archive:
+        archive.add(tmp_path / "tools" / "tilenet", "bin/tilenet")
+    code, output = ends(start("", name=name, job=job))
+    assert (code, "env.tar: bin/python must be in it, and run here\n" in output) == (1, True)
+    with tarfile.open(tmp_path / "env.tar", "w") as archive:
+        archive.add(tmp_path / "tools" / "tilenet", "bin/python")
+    code, output = ends(start("", name=name, job=job))
+    assert (code, "env.tar: bin/tilenet must be in it, and run here\n" in output) == (1, True)
     for text, said in (("none", "must be unpacked on the nodes"), ("", "env.tar is none")):
         (tmp_path / "env.tar").unlink()
         if text:
@@ -379,6 +404,8 @@ def test_the_ranks_run_in_the_environment_that_each_node_unpacks(
 
 def test_files_are_copied_to_the_nodes_first(start: Start, tmp_path: Path) -> None:
     job = Job(stage=("scene.tif", "tools/train"))
+    (tmp_path / "scene.tif").rename(tmp_path / "real.tif")
+    (tmp_path / "scene.tif").symlink_to("real.tif")
     code, output = ends(start("print(open('scene.tif').read())", name="summit", job=job))
     assert (code, output.count("scene.tif")) == (0, 2)
     (storage,) = (tmp_path / "storage" / "me").iterdir()
@@ -393,8 +420,16 @@ def test_files_are_copied_to_the_nodes_first(start: Start, tmp_path: Path) -> No
 
 
 def test_a_map_of_another_image_has_a_name_of_its_own(start: Start, tmp_path: Path) -> None:
-    program = "open(os.environ['LOG'] + '.maps', 'a').write(sys.argv[4] + chr(10))"
+    program = "rank == '0' and open(sys.argv[4], 'a').write(sys.argv[3] + ';')"
+    only = {"RUN": ""}
+    jobs = [{}, only | {"IMAGE": "a/x.tif"}, only | {"IMAGE": "b/x.tif"}, {"IMAGE": "a/x.tif"}]
+    for variables in (*jobs, *jobs):
+        code, output = ends(start("pass", program, variables=variables))
+        assert code == 0
+        assert ("is of another image" in output) == (variables in jobs[2:])
+    (tmp_path / "out" / "map.image").unlink()  # a map of unknown origin is that of another, too
     assert ends(start("pass", program))[0] == 0
-    assert ends(start("pass", program, variables={"RUN": "", "IMAGE": "other.tif"}))[0] == 0
-    maps = (tmp_path / "log.maps").read_text().split()
-    assert sorted(map(os.path.basename, maps)) == ["map-other.tif"] * 2 + ["map.tif"] * 2
+    names = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.tif")}
+    assert (names.pop("map.tif"), names.pop("map-x.tif")) == ("scene.tif;" * 2, "a/x.tif;" * 2)
+    assert sorted(names.values()) == ["a/x.tif;" * 2, "b/x.tif;" * 2, "scene.tif;"]
+    assert all(re.fullmatch(r"map(-x)?-[0-9a-f]{6}.tif", name) for name in names)

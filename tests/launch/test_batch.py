@@ -120,11 +120,14 @@ def test_nodes_are_in_the_order_of_their_numbers() -> None:
 def test_what_cannot_run_is_one_sentence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(StopSignals, "listen", lambda self: None)  # pytest's own signals stay
     run = ["--run=run.yaml", "--plan=plan.json", f"--output={tmp_path}/out"]
     (tmp_path / "file").touch()
     for arguments, words in (
         (run, "what starts the ranks must follow --"),
+        ([*run, "--run=", "--", "true"], "give RUN or IMAGE"),
+        ([*run, "--nodes", "1", "2", "--", "true"], "submit it with sbatch"),
         ([*run, "--", "no such launcher"], "no such launcher"),
         ([*run, f"--output={tmp_path}/file/out", "--", "true"], "file/out"),
         ([*run, "--stage", "a", "--once-per-node=false", "--", "true"], "the nodes' storage"),

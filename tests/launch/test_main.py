@@ -94,6 +94,16 @@ def test_errors_are_one_sentence(arguments: list[str], said: str, capsys: Captur
     assert said in error
 
 
+def test_a_script_replaces_a_script_only(folder: Path, capsys: Capture) -> None:
+    (folder / "labels.tif").write_bytes(b"II*\0")
+    for name in (".", "labels.tif", str(folder)):
+        assert main(["plan.json", "--script", name]) == 1
+        assert f"begins with #! ({name}); give it another name" in capsys.readouterr().err
+    assert (folder / "labels.tif").read_bytes() == b"II*\0"
+    for _ in range(2):
+        assert main(["plan.json", "--script", "job.sh"]) == 0
+
+
 @pytest.mark.parametrize("name", ["plan.json", "./plan.json", "my run.yaml", "scene.tif"])
 def test_a_script_replaces_no_file_that_it_names(folder: Path, capsys: Capture, name: str) -> None:
     for path in ("my run.yaml", "scene.tif"):
