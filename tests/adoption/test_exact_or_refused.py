@@ -210,3 +210,12 @@ def test_equal_cells_have_torchs_gradients(name: str) -> None:
     ]
     for one, other in zip(found, wanted, strict=True):
         assert torch.allclose(one.flatten(), other.flatten(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_length_of_zeros_is_zero() -> None:
+    module = Around(lambda m, x: x / x.norm(dim=(2, 3), keepdim=True))
+    nn.init.zeros_(module.conv.bias)  # type: ignore[arg-type]
+    network = adopt(module, 3).network(torch.float64)
+    image = torch.zeros(1, 3, 20, 28, dtype=torch.float64)
+    assert module.double()(image).isnan().all()
+    assert network(image).isnan().all()

@@ -109,6 +109,17 @@ def test_a_gradient_of_equal_maxima_is_compared(monkeypatch: pytest.MonkeyPatch)
         adopt(Module(gated), 3)
 
 
+def test_cells_next_to_infinite_ones_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ratio(m: Module, x: Tensor) -> Tensor:
+        y = F.pad((x[:, :1] - x[:, 1:2]) / (x[:, :1] + x[:, 1:2]), (1, 1, 1, 1)).nan_to_num()
+        return m.two(y[..., 1:-1, 1:-1].sigmoid() * m.one(x))  # type: ignore[no-any-return]
+
+    adopt(Module(ratio), 3)
+    monkeypatch.setattr("tilenet.model.modules.taps_of", lambda layer: ())
+    with pytest.raises(TilenetError, match=r"the output of 1 image .* with zeros differs by \d"):
+        adopt(Module(ratio), 3)
+
+
 def test_sparse_buffers_are_refused() -> None:
     module = Module(plain)
     module.register_buffer("held", torch.eye(5).to_sparse())

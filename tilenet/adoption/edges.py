@@ -1,6 +1,6 @@
 """Operators that move cells as a whole: pads, crops, strides, and blocks that become channels.
 
-Each is a convolution with a single 1 as its kernel, so that its geometry is known.
+Each is a convolution with a single 1 in each kernel, so that its geometry is known.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tilenet.adoption.cells import (
     kernel_of,
     numbers_of,
 )
-from tilenet.adoption.cellwise import from_map
+from tilenet.adoption.cellwise import from_map, reshaped
 from tilenet.adoption.values import Value
 from tilenet.geometry.layers import Conv
 
@@ -95,9 +95,9 @@ def _tap(before: int, behind: int) -> tuple[int, int, int, int, int]:
 
 
 def _convolved(value: Value, layer: Conv, taps: torch.Tensor, size: tuple[int, int]) -> Value:
-    """A map convolved with the same fixed kernel in each channel."""
+    """A map whose cells are moved alike in each channel, see `taps_of`."""
     wide = value.channels
-    computed = kernel_of(numbers_of(taps, (wide, 1, 1, 1)))
+    computed = kernel_of(numbers_of(taps.bool(), (wide, 1, 1, 1)))
     assert computed is not None
     layer = replace(layer, groups=wide, **computed[1])
     return Value(layer.out_channels, size, value.whole, layer, (value,))
@@ -186,12 +186,17 @@ def parted(call: Call, value: Value, step: int) -> Cells:
 
 
 def middles(call: Call, value: Value, step: int) -> Cells:
-    """The middle of each block of cells: one cell, or the mean of two by two."""
-    taps = torch.zeros(step // 2 + 1)
-    taps[(step - 1) // 2 :] = 1 / (2 - step % 2)
-    layer = Conv(value.channels, value.channels, len(taps), step)
-    size = call.sizes[2], call.sizes[3]
-    return cells_of(call.entered(_convolved(value, layer, taps.outer(taps)[None, None], size)))
+    """The middle of each block of cells: the mean of two by two, or one and 0 times the others."""
+    width = (step - 1) // 2 + 2
+    each = torch.eye(width * width).view(width, width, 1, width, width)
+    layer = Conv(value.channels, value.channels * 4, width, step)
+    few = _convolved(value, layer, each[-2:, -2:].flatten(0, 1), (call.sizes[2], call.sizes[3]))
+    images, wide, *spatial = cells_of(value).dims
+    cells = reshaped(cells_of(call.entered(few)), (images, wide, (4,), *spatial))
+    shares = torch.tensor([1.0, 0.0] if step % 2 else [0.5, 0.5])
+    numbers = numbers_of(shares.outer(shares).view(4, 1, 1), (1, 1, 1))
+    shared = applied("mul.Tensor", cells, cells, numbers)
+    return applied("sum.dim_IntList", shared, shared, ("list", 2), dims=(images, wide, *spatial))
 
 
 @operator("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")

@@ -224,7 +224,7 @@ def _max_pool_and_places(
 
 @operator("max_unpool2d")
 def _unpooled(call: Call, x: Any, indices: Places, output_size: Any) -> Cells:
-    """Values put back to where a pool found its maxima, the first of each window; else zeros."""
+    """Values put back to where a pool found maxima, the first of each window or the last NaN."""
     value, pooled, width = call.map_of(x), indices.pooled, indices.width or 0
     size = tuple(cells * width for cells in value.size)
     if not pooled.channels == value.channels or not pooled.size == call.sizes[2:] == size:
@@ -233,10 +233,17 @@ def _unpooled(call: Call, x: Any, indices: Places, output_size: Any) -> Cells:
     alone, windows = (images, wide, (), *spatial), (images, wide, (width * width,), *spatial)
     blocks = reshaped(parted(call, pooled, width), windows)
     first = applied("argmax.default", blocks, blocks, 2, dims=cells_of(value).dims, floats=False)
-    place = cells_of(call.map_of(applied(CONVERT, first, first, floats=True)))
     numbers = numbers_of(torch.arange(float(width * width)).view(-1, 1, 1), (1, 1, 1))
-    mask = applied("eq.Tensor", blocks, reshaped(place, alone), numbers)
-    spread = to_map(applied("mul.Tensor", blocks, reshaped(cells_of(value), alone), mask))
+    # A pool takes the last NaN, where `argmax` takes the first.
+    is_number = applied("eq.Tensor", blocks, blocks, blocks, floats=False)
+    last = applied("masked_fill.Scalar", blocks, numbers, is_number, -1.0)
+    last = applied("amax.default", blocks, last, ("list", 2), dims=cells_of(value).dims)
+    first = applied(CONVERT, first, first, floats=True)
+    all_numbers = applied("lt.Scalar", last, last, 0.0, floats=False)
+    place = cells_of(call.map_of(applied("where.self", last, all_numbers, first, last)))
+    elsewhere = applied("ne.Tensor", blocks, reshaped(place, alone), numbers, floats=False)
+    values = reshaped(cells_of(value), alone)
+    spread = to_map(applied("masked_fill.Scalar", blocks, values, elsewhere, 0.0))
     layer = Upsample(spread.shape[1], value.channels, width, "shuffle")
     return call.add_layer(layer, call.map_of(spread))
 

@@ -74,7 +74,9 @@ def _length(
     squares = applied("mul.Tensor", cells, cells, cells)
     total = over_cells(call, squares, dim, keep=keepdim, takes="sum")
     # Of zeros alone the root has no gradient; torch takes 0.
-    return applied("sqrt.default", total, applied("clamp.default", total, total, TINY))
+    root = applied("sqrt.default", total, applied("clamp.default", total, total, TINY))
+    none = applied("le.Scalar", total, total, 0.0, floats=False)
+    return applied("masked_fill.Scalar", root, root, none, 0.0)
 
 
 @operator("softmax")

@@ -138,6 +138,29 @@ def kernel_of(layer: Conv, module: nn.Module, like: Tensor) -> Tensor:
     return _run(layer.steps, weights, {}, like, _last_uses(layer))
 
 
+def taps_of(layer: Conv) -> tuple[tuple[int, int], ...]:
+    """Return the row and column of the 1 in each kernel of a convolution that only moves cells.
+
+    All its channels are convolved apart with the same kernels, of one `True` each. Others have
+    none: a module's own kernel of one 1 makes NaN of 0 · ∞.
+    """
+    steps = layer.steps
+    repeat = "repeat.default", ("value", 0), ("list", layer.groups, 1, 1, 1)
+    alike = steps[1:] in ((), (repeat,)) and layer.groups == layer.in_channels
+    if not steps or steps[0][0] != CONSTANT or not alike or layer.bias or layer.edge != "zeros":
+        return ()
+    *_, height, width = layer.kernel_shape
+    cells, numbers = height * width, steps[0][1][1:]
+    if not all(isinstance(number, bool) for number in numbers):
+        return ()
+    kernels = [numbers[n : n + cells] for n in range(0, len(numbers), cells)]
+    if len(kernels) * layer.groups != layer.out_channels or not all(
+        len(kernel) == cells and kernel.count(True) == 1 for kernel in kernels
+    ):
+        return ()
+    return tuple(divmod(kernel.index(True), width) for kernel in kernels)
+
+
 def _computed(
     layer: Cellwise, maps: list[Tensor], weights: list[Tensor], last: tuple[tuple[int, ...], ...]
 ) -> Tensor:

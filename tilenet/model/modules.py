@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tilenet.geometry.layers import Activation, Conv
-from tilenet.model.cellwise import check_kernel, hold_weights, kernel_of
+from tilenet.model.cellwise import check_kernel, hold_weights, kernel_of, taps_of
 from tilenet.model.gpipe import is_recomputing
 
 
@@ -145,14 +145,38 @@ class ComputedConv(PaddedConv):
         check_kernel(layer)
         super().__init__(*arguments)
         del self.weight
-        self.layer = layer
+        self.layer, self.taps = layer, taps_of(layer)
         hold_weights(self, layer)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.taps:
+            rows, cols = self.layer.padding, self.layer.along_cols.padding
+            sides = cols, cols + self.extra, rows, rows + self.extra
+            return taken(F.pad(x, sides), self.layer, self.taps)
         if self.extra:
             x = F.pad(x, (0, self.extra, 0, self.extra))
         y: Tensor = self._conv_forward(x, kernel_of(self.layer, self, x), self.bias)
         return y
+
+
+def taken(x: Tensor, layer: Conv, taps: tuple[tuple[int, int], ...]) -> Tensor:
+    """The cells on the 1 of each kernel of a convolution, (B, C, H, W) to (B, O, H′, W′).
+
+    A sum with zeros times all other cells would be NaN next to cells that are infinite or NaN.
+
+    Args:
+        x: The padded map.
+        layer: A convolution that only moves cells.
+        taps: Its `taps_of`.
+    """
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):  # as a convolution has it
+        x = x.to(torch.get_autocast_dtype(kind))
+    cols, step = layer.along_cols, layer.stride
+    high, wide = x.shape[2] - layer.reach, x.shape[3] - cols.reach
+    firsts = [(row * layer.dilation, col * cols.dilation) for row, col in taps]
+    parts = [x[:, :, row : row + high : step, col : col + wide : step] for row, col in firsts]
+    return torch.stack(parts, 2).flatten(1, 2)
 
 
 class GlobalSum(nn.AdaptiveAvgPool2d):

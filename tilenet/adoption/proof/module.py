@@ -4,7 +4,8 @@ The module runs as in training, with the parts in evaluation that it keeps there
 backward; and in evaluation, at a size of other remainders. So results that a module gives at some
 sizes only, for some numbers of images, or in one of its modes are compared, and so are buffers that
 it changes by itself. Random masks keep everything, in both. Gradients that functions of the module
-make by themselves are compared where they are large too, and of several images.
+make by themselves are compared where they are large too, and of several images. An image with zeros
+shows cells next to infinite ones.
 """
 
 from collections.abc import Mapping
@@ -153,6 +154,7 @@ def prove(subject: Subject) -> frozenset[str]:
             _compare_on(subject, own, _image(subject, large, generator), large)
         if case.backward and any(isinstance(layer, nn.AdaptiveMaxPool2d) for layer in own):
             _compare_on(subject, own, _quarters(subject, case, generator), case, alike=True)
+    _compare_zeros(subject, own, _image(subject, cases[0], generator)[:1], cases[-1])
     _prove_steady(subject, unknown)
     check_hooks(module, subject.names.values())
     prove_sizes(module, modes, subject.bands, subject.unit_px)
@@ -200,6 +202,21 @@ def _compare_on(
         _compare(subject, case, what, (expected[what], actual[what]), least)
     hooked = any(part._backward_hooks or part._backward_pre_hooks for part in module.modules())
     return differentiates or hooked or as_defined.hooked
+
+
+def _compare_zeros(subject: Subject, own: Network, image: Tensor, case: _Case) -> None:
+    """Compare in evaluation on an image with zeros, whose ratios and logarithms are not finite."""
+    rows, cols = image.shape[2:]
+    image[..., rows // 4 : rows // 2, cols // 4 : cols // 2] = 0.0
+    case = replace(case, images=1, size=(rows, cols))
+    with _MasksKeepAll(), AsDefined(frozen=False):  # type: ignore[no-untyped-call]
+        expected = _run(subject.module, image, {}, case)[0]["the output"].double()
+    actual = _run(own, image, {}, case)[0]["the output"].double().view_as(expected)
+    same = (expected == actual) | (expected.isnan() & actual.isnan())
+    apart = _most((expected - actual).masked_fill(same, 0.0))
+    most = _most(expected.masked_fill(~expected.isfinite(), 0.0))
+    if not apart <= ROUNDING * most:
+        raise subject.differs("the output", case, f"with zeros differs by {apart:.2g}")
 
 
 def _run(

@@ -1,6 +1,7 @@
 """The convolutions that work on a copy of their input: one rule of a step and of its plan."""
 
 from tilenet.geometry.layers import Conv
+from tilenet.model.cellwise import taps_of
 
 FEWEST_CELLS = 4  # per weight of an input channel, see `takes_copy`
 
@@ -20,4 +21,5 @@ def takes_copy(layer: Conv, cells: int) -> bool:
     return (
         not (layer.keeps_size and layer.is_square and layer.edge == "zeros")
         or cells < FEWEST_CELLS * weights
+        or bool(taps_of(layer))
     )

@@ -19,8 +19,8 @@ from tilenet.geometry.layers import Conv, Layer, Norm, Pool, TransposedConv, Ups
 from tilenet.geometry.maps import map_grids
 from tilenet.geometry.ownership import AxisShares, LayerHalo, halo_of, tiling_shares
 from tilenet.geometry.tiles import Tiling
-from tilenet.model.cellwise import kernel_of
-from tilenet.model.modules import block_max
+from tilenet.model.cellwise import kernel_of, taps_of
+from tilenet.model.modules import block_max, taken
 from tilenet.model.origin import Origin, origin_under_way
 from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.conv import Shape, convolve
@@ -191,10 +191,12 @@ class SpatialConv(_Spatial):
 
     def __init__(self, module: nn.Module, index: int, spatial: Halos, layer: Conv) -> None:
         super().__init__(module, index, spatial)
-        self.layer = layer
+        self.layer, self.taps = layer, taps_of(layer)
 
     def forward(self, x: Tensor) -> Tensor:
         exchange, layer = self.spatial.exchange(self.index), self.layer
+        if self.taps:
+            return taken(_extended(x, exchange, 0.0), layer, self.taps)
         kernel = kernel_of(layer, self, x)
         # Ranks may choose differently: both ways send the same messages.
         same = exchange.halo.own == exchange.halo.out
