@@ -170,7 +170,7 @@ def taken(x: Tensor, layer: Conv, taps: tuple[tuple[int, int], ...]) -> Tensor:
         taps: Its `taps_of`.
     """
     kind = x.device.type
-    if torch.is_autocast_enabled(kind):  # as a convolution has it
+    if kind != "meta" and torch.is_autocast_enabled(kind):  # as a convolution has it
         x = x.to(torch.get_autocast_dtype(kind))
     cols, step = layer.along_cols, layer.stride
     high, wide = x.shape[2] - layer.reach, x.shape[3] - cols.reach

@@ -54,8 +54,7 @@ class Update:
         Collective where ranks share out the update.
 
         Raises:
-            AgreedError: No scale of the loss is small enough for float16, or a gradient of another
-                precision is not finite.
+            AgreedError: No scale of the loss is small enough for float16.
         """
         gradients.divide(weight * self.scale.value)
         if self.scale.most > 1:
@@ -66,8 +65,6 @@ class Update:
                     raise AgreedError(str(error)) from error
                 return
             self.scale.went_well()
-        else:
-            gradients.check_finite(step)
         if self.clip_norm is not None:
             gradients.clip(self.clip_norm)
         for group in self.optimizer.param_groups:

@@ -221,9 +221,10 @@ def test_steps_of_adopted_networks(name: str) -> None:
         ends = [*accumulate(balance)][:-1]
         copied = [*(costs[end - 1].output for end in ends), 0]
         most_bytes = max(p - output for p, output in zip(formula, copied, strict=True))
-        # Of networks of few or small layers copies with padding around them are most of it.
-        most = 1.2 if name in ("looking", "shifted", "between", "resized") else 1.07
-        assert most_bytes <= most * max(measured.partitions)
+        # Of networks of few or small layers copies with padding around them are most of it, and
+        # each layer that moves cells counts the zeros of its backward.
+        wide = {"looking": 1.2, "shifted": 1.2, "between": 1.2, "cropped": 1.08, "resized": 1.31}
+        assert most_bytes <= wide.get(name, 1.07) * max(measured.partitions)
     assert dry_run(layers, tile, balance, many, mode) == measured
 
 
