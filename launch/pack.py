@@ -97,10 +97,10 @@ def pack(environment: Path, archive: Path) -> list[str]:
             f"the archive must be written to a disk with room for it ({archive}: "
             f"{error.strerror}); name another file"
         ) from error
-    return _outside(environment)
+    return _find_outside(environment)
 
 
-def _outside(environment: Path) -> list[str]:
+def _find_outside(environment: Path) -> list[str]:
     """Name what Python finds in other places: editable packages, then folders of .pth files."""
     packages = list(environment.glob("lib/python*/site-packages"))
     names, places, folders = [], [], []

@@ -16,7 +16,7 @@ from torch import nn
 from tilenet.__main__ import main
 from tilenet.export.deepness import deepness_properties
 from tilenet.export.description import Description, Origin, origin_of
-from tilenet.export.job import MOST_ROUNDED, _rounded
+from tilenet.export.job import MOST_ROUNDED, _note_rounding
 from tilenet.export.pixels import FromPixels
 from tilenet.export.stac import stac_item
 from tilenet.export.tile import ExportTile
@@ -191,7 +191,7 @@ def test_pixels_that_float32_does_not_hold_are_said(
 ) -> None:
     """Where, and only where, the file and `tilenet predict` standardise unlike."""
     record = replace(RECORD, mean=(10.0, -20.0, mean), std=(1.0, 2.0, std))
-    found = _rounded(replace(ABOUT, record=record, dtype=dtype))
+    found = _note_rounding(replace(ABOUT, record=record, dtype=dtype))
     assert len(found) == bool(said)
     assert all(said in sentence for sentence in found)
     values = (

@@ -85,7 +85,7 @@ def test_the_best_is_found_again(
     assert wanted[0] < wanted[1]
     assert [step for step in range(11) if log.has_validation(step)] == list(values)
     log.close()
-    assert "is gone" not in capsys.readouterr().err
+    assert "no checkpoint any more" not in capsys.readouterr().err
     # Of steps that are repeated, and of checkpoints that are gone, nothing is known.
     log = RunLog(tmp_path, CLASSES, score, 4)
     assert not log.has_validation(5)
@@ -95,9 +95,9 @@ def test_the_best_is_found_again(
     assert log.best() == (left[0], values[left[0]].score(score))
     log.close()
     of_kept, of_lost = (
-        f"{values[step].score(score):.4f}, after step {step}" for step in (left[0], wanted[0])
+        f"{values[step].score(score):.4f} after step {step}" for step in (left[0], wanted[0])
     )
-    said = f"({score} of the best that is: {of_kept}; {of_lost}, is better, and its checkpoint is"
+    said = f"no checkpoint any more ({score}: {of_lost}; the best with one: {of_kept}), so best"
     assert capsys.readouterr().err.count(said) == 1
 
 

@@ -18,12 +18,12 @@ def copied(module: nn.Module) -> nn.Module:
     try:
         mine = copy.deepcopy(module).cpu().float()
     except Exception as error:  # a user module may hold any hooks and tensors
-        raise uncopied(module, error) from error
+        raise cannot_copy(module, error) from error
     modes = {part.training for part in module.modules()}
     return mine.train() if len(modes) == 1 else mine
 
 
-def uncopied(module: nn.Module, error: Exception) -> TilenetError:
+def cannot_copy(module: nn.Module, error: Exception) -> TilenetError:
     """The error that a module cannot be copied."""
     return TilenetError(
         f"a network can be copied ({type(module).__name__}: {type(error).__name__}: "

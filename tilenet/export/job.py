@@ -140,12 +140,12 @@ def _sentences(job: Export, about: Description) -> list[str]:
     return [
         f"{job.out} takes pixel values of {size}, and gives {job.output}; windows of "
         f"{tile.px} px overlap by {tile.overlap_percent} %{grid}",
-        *_rounded(about),
+        *_note_rounding(about),
         *_notes(about.record),
     ]
 
 
-def _rounded(about: Description) -> list[str]:
+def _note_rounding(about: Description) -> list[str]:
     """Return a sentence on the band of which the file's float32 loses most, where that matters."""
     if about.dtype != "float32":
         return []

@@ -71,7 +71,7 @@ class LocalNetwork(nn.Module):
         return self.adopted.module_state(self.network.state_dict())
 
     def check_weights(self, comm: Intracomm) -> None:
-        """Refuse weights that differ between ranks, or that were changed so that none can be one.
+        """Refuse weights that differ between ranks, were cast, or are shared and were thawed.
 
         Collective.
 
@@ -91,12 +91,12 @@ class LocalNetwork(nn.Module):
                     )
 
     def _states(self) -> dict[str, str]:
-        """What is the same on all ranks, by names of the module: values, and what is trained."""
+        """Mode, values, and what is trained, by names of the module; the same on all ranks."""
         trained = {name for name, weight in self.network.named_parameters() if weight.requires_grad}
         states = {"the network": "in training" if self.training else "in evaluation"}
         for name, tensor in self.network.state_dict().items():
-            num_bytes = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            digest = hashlib.blake2b(memoryview(num_bytes.numpy()), digest_size=4).hexdigest()
+            raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest = hashlib.blake2b(memoryview(raw.numpy()), digest_size=4).hexdigest()
             states[self.adopted.names[name]] = digest + ", trained" * (name in trained)
         return states
 

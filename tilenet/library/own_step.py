@@ -175,7 +175,7 @@ class OwnStep:
             device = pipe.devices[-1]
             uploaded = [replace(part, labels=upload(part.labels, device)) for part in parts]
             self._check_gradients()
-            means.gradients.restore()
+            means.gradients.keep()
             if self._last:
                 means.gradients.arm()
             with tf32_if_asked(means.local.adopted.precision):
@@ -206,7 +206,7 @@ class OwnStep:
         check_summed(loss_sum)
         self._check_gradients()
         self._unadded = False
-        self._means.gradients.restore()
+        self._means.gradients.keep()
         if self._last:
             self._means.gradients.arm()
         with tf32_if_asked(self._means.local.adopted.precision):
@@ -241,7 +241,7 @@ class OwnStep:
         self._check_optimizer(optimizer)
         if clip_norm is not None and not 0 < clip_norm < np.inf:
             raise TilenetError(f"clip_norm is a length above 0 (clip_norm: {clip_norm})")
-        self._means.meeting.at(self._update(optimizer, clip_norm))
+        self._means.meeting.at(self._describe_update(optimizer, clip_norm))
         self._applied = True
         self._means.gradients.finish()
         self._means.running.finish()
@@ -258,7 +258,12 @@ class OwnStep:
                 "rate, or look for extreme pixel values"
             )
         self._means.gradients.divide(weight)
-        self._means.gradients.check_finite(self.number)
+        if not self._means.gradients.finite:
+            raise AgreedError(
+                f"gradients must stay finite, as the loss is (step {self.number + 1}); look for "
+                "divisions by 0 and logarithms of 0 in the network, also around tiles, where "
+                "halo_mode exchange computes nothing, or lower the learning rate"
+            )
         self._means.gradients.keep()
         if clip_norm is not None:
             self._means.gradients.clip(clip_norm)
@@ -274,31 +279,27 @@ class OwnStep:
                 "them to zero before the first tile, and give step.apply clip_norm"
             )
 
-    def _update(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> str:
-        """What must be the same on all ranks."""
-        groups = [
+    def _describe_update(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> str:
+        """Say what must be the same on all ranks: an update of the same weights with same options.
+
+        Options that are other objects are left out, since they are written with their address.
+        """
+        network, kinds = self._means.local.network, Tensor | int | float | str | tuple
+        trained = [name for name, weight in network.named_parameters() if weight.requires_grad]
+        sizes = [[weight.numel() for weight in group["params"]] for group in optimizer.param_groups]
+        options = [
             {
-                key: v.item() if isinstance(v, Tensor) else v
-                for key, v in group.items()
-                if key != "params"
+                key: float(value) if isinstance(value, Tensor) else value
+                for key, value in group.items()
+                if isinstance(value, kinds)
             }
             for group in optimizer.param_groups
         ]
-        sizes = [[p.numel() for p in group["params"]] for group in optimizer.param_groups]
-        trained = [
-            name for name, p in self._means.local.network.named_parameters() if p.requires_grad
-        ]
-        options = [
-            # Other objects are written with their place in memory.
-            [(key, v) for key, v in group.items() if isinstance(v, int | float | str | tuple)]
-            for group in groups
-        ]
-        digest = hashlib.blake2b(
-            repr((trained, sizes, options)).encode(), digest_size=4
-        ).hexdigest()
+        text = repr((trained, sizes, options))
+        digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
         return (
             f"step {self.number + 1} of {len(trained)} weights, {type(optimizer).__name__}, lr "
-            f"{', '.join(str(group.get('lr')) for group in groups)}, clip_norm {clip_norm}, all "
+            f"{', '.join(str(group.get('lr')) for group in options)}, clip_norm {clip_norm}, all "
             f"options {digest}"
         )
 
@@ -308,7 +309,7 @@ class OwnStep:
         ):
             raise TilenetError(
                 "step.apply takes an optimizer whose step() needs no closure "
-                f"({type(optimizer).__name__} is none); let a scheduler make its own step after it"
+                f"({type(optimizer).__name__} is none); call a scheduler's step after it"
             )
         own = [weight for group in optimizer.param_groups for weight in group["params"]]
         if self._means.gradients.lacks([*own, *self._means.local.network.trained]):

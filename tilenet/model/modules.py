@@ -150,33 +150,63 @@ class ComputedConv(PaddedConv):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.taps:
-            rows, cols = self.layer.padding, self.layer.along_cols.padding
-            sides = cols, cols + self.extra, rows, rows + self.extra
-            return taken(F.pad(x, sides), self.layer, self.taps)
+            return take_cells(x, self.layer, self.taps, pads=True)
         if self.extra:
             x = F.pad(x, (0, self.extra, 0, self.extra))
         y: Tensor = self._conv_forward(x, kernel_of(self.layer, self, x), self.bias)
         return y
 
 
-def taken(x: Tensor, layer: Conv, taps: tuple[tuple[int, int], ...]) -> Tensor:
+def take_cells(x: Tensor, layer: Conv, taps: tuple[tuple[int, int], ...], *, pads: bool) -> Tensor:
     """The cells on the 1 of each kernel of a convolution, (B, C, H, W) to (B, O, H′, W′).
 
     A sum with zeros times all other cells would be NaN next to cells that are infinite or NaN.
 
     Args:
-        x: The padded map.
         layer: A convolution that only moves cells.
         taps: Its `taps_of`.
+        pads: Whether zeros lie around the map, as the layer says; else the map has all that is
+            looked at.
     """
     kind = x.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):  # as a convolution has it
         x = x.to(torch.get_autocast_dtype(kind))
-    cols, step = layer.along_cols, layer.stride
-    high, wide = x.shape[2] - layer.reach, x.shape[3] - cols.reach
-    firsts = [(row * layer.dilation, col * cols.dilation) for row, col in taps]
-    parts = [x[:, :, row : row + high : step, col : col + wide : step] for row, col in firsts]
-    return torch.stack(parts, 2).flatten(1, 2)
+    rows = [_places(layer, row, x.shape[2], pads=pads) for row, _ in taps]
+    cols = [_places(layer.along_cols, col, x.shape[3], pads=pads) for _, col in taps]
+    y: Tensor = _TakenCells.apply(x, rows, cols)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _places(axis: Conv, tap: int, cells: int, *, pads: bool) -> tuple[int, slice, slice]:
+    """Cells that a kernel's tap gives along an axis, those that lie in the map, and these there."""
+    padding, extra = (axis.padding, axis.extra) if pads else (0, 0)
+    count = -(-(cells + 2 * padding + extra - axis.reach) // axis.stride)
+    first, step = tap * axis.dilation - padding, axis.stride
+    start = max(0, -(first // step))
+    stop = max(start, min(count, -((first - cells) // step)))
+    return count, slice(start, stop), slice(first + start * step, first + stop * step, step)
+
+
+class _TakenCells(torch.autograd.Function):
+    """Slices of a map as channels, on zeros; in backward all gradients go into one map."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: list[Any], cols: list[Any]) -> Tensor:
+        ctx.shape, ctx.rows, ctx.cols = x.shape, rows, cols
+        y = x.new_zeros(*x.shape[:2], len(rows), rows[0][0], cols[0][0])
+        for n, ((_, high, of_rows), (_, wide, of_cols)) in enumerate(zip(rows, cols, strict=True)):
+            y[:, :, n, high, wide] = x[:, :, of_rows, of_cols]
+        return y.flatten(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = grads
+        to_x = gradient.new_zeros(ctx.shape)
+        parts = gradient.reshape(*ctx.shape[:2], len(ctx.rows), *gradient.shape[2:])
+        pairs = zip(ctx.rows, ctx.cols, strict=True)
+        for n, ((_, high, of_rows), (_, wide, of_cols)) in enumerate(pairs):
+            to_x[:, :, of_rows, of_cols] += parts[:, :, n, high, wide]
+        return to_x, None, None
 
 
 class GlobalSum(nn.AdaptiveAvgPool2d):

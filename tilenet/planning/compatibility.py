@@ -83,10 +83,11 @@ def obstacle(
         )
     if (halo_mode == "exchange" or whole) and context_of(layers).valid:
         what = "halo_mode: exchange" if halo_mode == "exchange" else f"over whole images: {whole}"
+        local = " with network.norm_scope: tile or network.norm: none" * bool(whole)
         return (
             f"an unpadded network reflects the image beyond its edges, where no rank owns a pixel "
-            f"(network.padding: valid, {what}); use network.padding: same, or halo_mode: overlap "
-            "with network.norm_scope: tile or network.norm: none"
+            f"(network.padding: valid, {what}); use network.padding: same, or halo_mode: "
+            f"overlap{local}"
         )
     if whole and (grid[0] < rows or grid[1] < columns):
         local = ", or network.norm_scope: tile (approximate)" * whole.endswith("norm")

@@ -281,8 +281,7 @@ class Search:
         """`plan`, which is not asked where fewer micro-batches at once do not fit either."""
         if not layout.swap:  # with `auto` fewer may fit without, and are no plans that swap
             first = self._micro_batches(layout.partitions, layout.micro_batches)[0]
-            mode: Checkpointing = "never" if layout.checkpointing == "never" else "always"
-            fewest = replace(layout, micro_batches=first, checkpointing=mode)
+            fewest = replace(layout, micro_batches=first)
             if fewest != layout and self.planned(fewest) is None:
                 return None
         return self.plan(layout)

@@ -57,7 +57,7 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
             f"{held_out.block_px} px are held out; training leaves out labels within "
             f"{context.context_any_pixel_px} px of them, too"
         )
-        say(note + _seen_anyway(plan.record.layers))
+        say(note + _name_sums(plan.record.layers))
         far_px = context.context_any_pixel_px
         reached = held_out.num_reached(far_px) if held_out.block_px <= 2 * far_px else 0
         if reached:
@@ -74,8 +74,8 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
         )
 
 
-def _seen_anyway(layers: tuple[Layer, ...]) -> str:
-    """The end of a sentence, on sums over pixels that training leaves out otherwise."""
+def _name_sums(layers: tuple[Layer, ...]) -> str:
+    """Name the sums over all pixels, for the end of a sentence on those that are held out."""
     norm = norm_context(layers)
     pools = sorted({layer.takes for layer in layers if isinstance(layer, GlobalPool)})
     sums = [f"the statistics of norms ({norm})"] * (norm != "none")

@@ -202,6 +202,22 @@ def test_gradients_that_wait_are_in_the_allocators_peak(
     assert abs(counted - peak) <= 64
 
 
+@pytest.mark.parametrize("seed", [3, 7, 8, 9, 10, 20, 38])
+def test_what_computes_nothing_again_holds_no_output(seed: int) -> None:
+    """The first micro-batch that goes back; those after it find one gradient of logits less."""
+    draw = random.Random(seed)
+    layers = random_network(draw)
+    unit = context_of(layers).alignment_px
+    tile = 8 * unit * draw.randint(1, 2), 4 * unit * draw.randint(3, 5)
+    balance, many = random_balance(draw, len(layers), 2), draw.randint(2, 4)
+    counted = dry_run(layers, tile, balance, many, "except_last")
+    costs = layer_bytes(layers, *tile)
+    *_, always = (p.total for p in partition_bytes(costs, balance, many, "always"))
+    *_, last = (p.total for p in partition_bytes(costs, balance, many, "except_last"))
+    assert last < always
+    assert 0.9995 < last / counted.partitions[-1] < 1.0005
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_steps_of_adopted_networks(name: str) -> None:
     draw = random.Random(name)
@@ -221,10 +237,9 @@ def test_steps_of_adopted_networks(name: str) -> None:
         ends = [*accumulate(balance)][:-1]
         copied = [*(costs[end - 1].output for end in ends), 0]
         most_bytes = max(p - output for p, output in zip(formula, copied, strict=True))
-        # Of networks of few or small layers copies with padding around them are most of it, and
-        # each layer that moves cells counts the zeros of its backward.
-        wide = {"looking": 1.2, "shifted": 1.2, "between": 1.2, "cropped": 1.08, "resized": 1.31}
-        assert most_bytes <= wide.get(name, 1.07) * max(measured.partitions)
+        # Of networks of few or small layers copies with padding around them are most of it.
+        most = 1.2 if name in ("looking", "shifted", "between", "resized") else 1.07
+        assert most_bytes <= most * max(measured.partitions)
     assert dry_run(layers, tile, balance, many, mode) == measured
 
 

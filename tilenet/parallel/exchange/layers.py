@@ -20,7 +20,7 @@ from tilenet.geometry.maps import map_grids
 from tilenet.geometry.ownership import AxisShares, LayerHalo, halo_of, tiling_shares
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.cellwise import kernel_of, taps_of
-from tilenet.model.modules import block_max, taken
+from tilenet.model.modules import block_max, take_cells
 from tilenet.model.origin import Origin, origin_under_way
 from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.conv import Shape, convolve
@@ -196,7 +196,7 @@ class SpatialConv(_Spatial):
     def forward(self, x: Tensor) -> Tensor:
         exchange, layer = self.spatial.exchange(self.index), self.layer
         if self.taps:
-            return taken(_extended(x, exchange, 0.0), layer, self.taps)
+            return take_cells(_extended(x, exchange, 0.0), layer, self.taps, pads=False)
         kernel = kernel_of(layer, self, x)
         # Ranks may choose differently: both ways send the same messages.
         same = exchange.halo.own == exchange.halo.out

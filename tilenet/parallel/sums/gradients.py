@@ -24,7 +24,6 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from tilenet.errors import AgreedError
 from tilenet.mpi import Intracomm
 from tilenet.parallel.sums.meanwhile import sums_pay_meanwhile
 from tilenet.parallel.sums.shares import Shares, block, values_of_piece, whole_blocks
@@ -161,26 +160,17 @@ class GradientSum:
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view if parameter.requires_grad else None
 
-    def restore(self) -> None:
-        """Take over what a program made of `.grad`, as before a backward pass; None is zeros."""
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            elif parameter.grad is not view:
-                view.copy_(parameter.grad)
-        self.keep()
-
     def mark(self) -> None:
-        """Note the gradients as they are now, behind a backward pass."""
+        """Note the gradients as they are now, after a backward pass."""
         self._are_zeros = False
         pairs = zip(self._parameters, self._views, strict=True)
         self._marks = [(p, view, view._version) for p, view in pairs if p.grad is view]
 
     @property
     def changed(self) -> bool:
-        """Whether a program changed gradients since `mark`, or since `zero` to others than zeros.
+        """Whether a program changed gradients after `mark`, or made them other than 0 after `zero`.
 
-        Not noticed is what torch does not count, as by `.data`.
+        Changes that torch does not count, as by `.data`, are not noticed.
         """
         touched = [p.grad for p, v, now in self._marks if p.grad is not v or v._version != now]
         if self._are_zeros:
@@ -239,22 +229,6 @@ class GradientSum:
         """
         finite = all(bool(gradient.isfinite().all()) for gradient in self._updated)
         return finite if self._shares is None else all(self._comm.allgather(finite))
-
-    def check_finite(self, step: int) -> None:
-        """Refuse an update that would make weights NaN; see `finite`.
-
-        Args:
-            step: Number of the step, from 0.
-
-        Raises:
-            AgreedError: On all ranks.
-        """
-        if not self.finite:
-            raise AgreedError(
-                f"gradients must stay finite, as the loss is (step {step + 1}); look for divisions "
-                "by 0 and logarithms of 0 in the network, also around tiles, where halo_mode "
-                "exchange computes nothing, or lower the learning rate"
-            )
 
     def arm(self, passes: int = 1) -> None:
         """Say that the next backward pass is this rank's last of the step.

@@ -4,7 +4,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,9 +12,6 @@ from torch import Tensor
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.mpi import Intracomm
 from tilenet.parallel.ranks.devices import list_gpus
-
-if TYPE_CHECKING:
-    pass
 
 # How to make an MPI CUDA-aware, by what its version line contains; the first that fits.
 SWITCHES = {

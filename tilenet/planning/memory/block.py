@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.choices import Checkpointing
-from tilenet.planning.memory.layer_cost import LayerBytes
-from tilenet.planning.memory.skips import SameCosts, find_skips
+from tilenet.planning.memory.layer_cost import LayerBytes, SameCosts
+from tilenet.planning.memory.skips import find_skips
 from tilenet.planning.memory.walk import Walk
 
 
@@ -48,6 +48,9 @@ def blocks_from(
         num_inputs = np.minimum(num_inputs, 2)
     activations = block.peak if again else _all_kept(block, micro_batches, apart)
     is_last = stops == len(costs)
+    # Others' gradients of logits. Where the first that goes back computes nothing again, it holds
+    # no output, and later ones find one gradient less.
+    waiting = micro_batches - 1 - (checkpointing == "except_last" and micro_batches > 1)
     # While the loss is taken only tensors that were not checkpointed are there.
     idle = 0 if checkpointing == "always" else int(before[-1]) * (1 if again else micro_batches)
     return {
@@ -55,7 +58,8 @@ def blocks_from(
         "skips": block.incoming * (micro_batches - 1 if again and not stored else 0),
         "activations": activations,
         "outputs": is_last * _softmax_bytes(costs[-1]),
-        "loss": is_last * _loss_bytes(costs[-1], micro_batches, int(activations[-1]) - idle),
+        "loss": is_last
+        * _loss_bytes(costs[-1], micro_batches, waiting, int(activations[-1]) - idle),
     }
 
 
@@ -191,7 +195,7 @@ def _peaks(
 _cached_walk_blocks = lru_cache(maxsize=8192)(_walk_blocks)
 
 
-def _loss_bytes(head: LayerBytes, micro_batches: int, transients: int) -> int:
+def _loss_bytes(head: LayerBytes, micro_batches: int, waiting: int, transients: int) -> int:
     """Return the loss's bytes: labels, and gradients of all logits or its transients, if larger.
 
     The logits of each micro-batch go as its loss is taken, and its softmax stays instead; backward
@@ -199,8 +203,8 @@ def _loss_bytes(head: LayerBytes, micro_batches: int, transients: int) -> int:
     """
     softmax = _softmax_bytes(head)
     labels = head.elements // head.layer.out_channels * 8
-    waiting = (micro_batches - 1) * head.output
-    return micro_batches * labels + max(waiting, (micro_batches + 2) * softmax - transients)
+    gradients = waiting * head.output
+    return micro_batches * labels + max(gradients, (micro_batches + 2) * softmax - transients)
 
 
 def _softmax_bytes(head: LayerBytes) -> int:

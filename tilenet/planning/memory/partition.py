@@ -79,7 +79,7 @@ def partition_bytes(
 ) -> tuple[PartitionBytes, ...]:
     """Bytes that each partition needs on its device, without a reserve.
 
-    Micro-batches are alike. `except_last` has the peak of `always`.
+    Micro-batches are alike. `except_last` has the peak of `always`, less a gradient of logits.
 
     Args:
         costs: Costs of the layers, from `layer_bytes`.

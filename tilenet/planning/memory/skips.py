@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tilenet.geometry.layers import Stash
-from tilenet.planning.memory.layer_cost import LayerBytes
+from tilenet.planning.memory.layer_cost import LayerBytes, SameCosts
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,6 @@ class Skip:
     pop: int
     map_bytes: int
     gradient: int
-
-
-class SameCosts:
-    """Costs that are equal where they are one object: a key that need not look into them."""
-
-    def __init__(self, costs: Sequence[LayerBytes]) -> None:
-        self.costs = costs
-
-    def __hash__(self) -> int:
-        return id(self.costs)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SameCosts) and self.costs is other.costs
 
 
 def find_skips(costs: Sequence[LayerBytes]) -> Sequence[Skip]:

@@ -217,7 +217,7 @@ def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:
         images=tuple(image for image, _ in validation) or None,
         labels=tuple(label for _, label in validation) or None,
     )
-    held_out.check_read()
+    held_out.check_unread()
     images, labels = tuple(image for image, _ in train), tuple(label for _, label in train)
     return replace(run, images=images, labels=labels, validation=held_out), notes
 

@@ -45,7 +45,7 @@ def check_unread(run: Any) -> None:
         needed = f"{other}: {' or '.join(values)}" if values else other
         for name in names.split():
             value, default = _value_and_default(run, name)
-            if value != default and (value or default):  # no milestones are [] too
+            if value != default and (value or default):  # [] says none, as None does
                 raise TilenetError(
                     f"{name} is read only with {needed} ({name}: {value}, {other}: {choice}); set "
                     f"{needed}, or leave {name} out"

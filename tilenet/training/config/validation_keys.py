@@ -51,7 +51,7 @@ class ValidationKeys:
         """Whether anything is held out."""
         return bool(self.image_paths) or self.share > 0
 
-    def check_read(self) -> None:
+    def check_unread(self) -> None:
         """Refuse keys of validations where nothing is held out; lists of images must be read.
 
         Raises:

@@ -207,11 +207,11 @@ class RunLog:
             else:
                 lost = _better_of(name, lost, (step, value))
         if lost is not None and _better_of(name, best, lost) == lost:
-            of_kept = "none" if best is None else f"{best[1]:.4f}, after step {best[0]}"
+            left = "none" if best is None else f"{best[1]:.4f} after step {best[0]}"
             say(
-                f"best names a checkpoint that is kept ({name} of the best that is: {of_kept}; "
-                f"{lost[1]:.4f}, after step {lost[0]}, is better, and its checkpoint is gone); "
-                "leave validation.score as a run began, or start over with --overwrite"
+                f"the best validation has no checkpoint any more ({name}: {lost[1]:.4f} after step "
+                f"{lost[0]}; the best with one: {left}), so best links to that; keep "
+                "validation.score as the run began, or start over with --overwrite"
             )
         return best
 

@@ -9,7 +9,7 @@ from torch import nn
 from tilenet.adoption.adopt import Adopted, adopt
 from tilenet.adoption.opaque import take_as_it_is
 from tilenet.adoption.source import build_module
-from tilenet.adoption.state import uncopied
+from tilenet.adoption.state import cannot_copy
 from tilenet.adoption.weights import load_partial_weights
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import epsilon_px
@@ -95,7 +95,7 @@ def _copy(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
     except Exception as error:  # whatever a user module may hold
-        raise uncopied(module, error) from error
+        raise cannot_copy(module, error) from error
 
 
 def _options(keys: NetworkKeys, bands: int, classes: int) -> UNetOptions:

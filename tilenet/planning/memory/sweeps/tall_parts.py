@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.layers import Layer
 
-FEW = 8  # strips, with those that look beyond the image's first or last row
+FEW = 8  # strips that are walked besides those within a halo of the first or last row
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def bytes_of_height(
         strip_rows: Rows of a strip.
     """
     num_strips, rest = divmod(height, strip_rows)
-    few = FEW - (-2 * context_of(layers).halo_px // strip_rows)
+    few = FEW + -(-2 * context_of(layers).halo_px // strip_rows)
     while few + 1 < num_strips:
         low, next_ = (walk(strips * strip_rows + rest) for strips in (few, few + 1))
         state = next_.states - low.states
