@@ -43,9 +43,9 @@ PARTED = [
     ("weights", r"stem.bias is [0-9a-f]{8}, trained, rank 0: [0-9a-f]{8}, trained\)"),
     ("fixed", r"stem.weight is ([0-9a-f]{8}), rank 0: \1, trained\); load and fix"),
     ("mode", "the network is in evaluation, rank 0: in training"),
-    ("lr", r"rank 0: step 1 of 4 weights, SGD, lr 0.1, clip_norm None, .*, rank 1: .* lr 0.2, "),
-    ("clip", "clip_norm None, .*, rank 1: step 1 of 4 weights, SGD, lr 0.1, clip_norm 1.0"),
-    ("fixed later", "rank 0: step 1 of 4 weights, .*, rank 1: step 1 of 3 weights, "),
+    ("lr", r"rank 0: an update of 4 weights, SGD, lr 0.1, clip_norm None, .*, rank 1: .* lr 0.2, "),
+    ("clip", "clip_norm None, .*, rank 1: an update of 4 weights, SGD, lr 0.1, clip_norm 1.0"),
+    ("fixed later", "rank 0: an update of 4 weights, .*, rank 1: an update of 3 weights, "),
     ("another fixed", rf"of 3 weights, .* {OTHERWISE}"),
     ("decay", rf"lr 0.1, clip_norm None, {OTHERWISE}"),
 ]

@@ -241,7 +241,8 @@ class OwnStep:
         self._check_optimizer(optimizer)
         if clip_norm is not None and not 0 < clip_norm < np.inf:
             raise TilenetError(f"clip_norm is a length above 0 (clip_norm: {clip_norm})")
-        self._means.meeting.at(self._describe_update(optimizer, clip_norm))
+        update = self._describe_update(optimizer, clip_norm)
+        self._means.meeting.at(f"step {self.number + 1}", update)
         self._applied = True
         self._means.gradients.finish()
         self._means.running.finish()
@@ -298,7 +299,7 @@ class OwnStep:
         text = repr((trained, sizes, options))
         digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
         return (
-            f"step {self.number + 1} of {len(trained)} weights, {type(optimizer).__name__}, lr "
+            f"an update of {len(trained)} weights, {type(optimizer).__name__}, lr "
             f"{', '.join(str(group.get('lr')) for group in options)}, clip_norm {clip_norm}, all "
             f"options {digest}"
         )

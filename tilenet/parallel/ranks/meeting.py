@@ -2,6 +2,7 @@
 
 import atexit
 import sys
+from collections.abc import Sequence
 from typing import ClassVar
 
 from tilenet.errors import AgreedError
@@ -15,14 +16,7 @@ def check_alike(comm: Intracomm, *arguments: str) -> None:
     Raises:
         AgreedError: Names the first argument that differs.
     """
-    of_ranks = comm.allgather(arguments)
-    for rank, of_rank in enumerate(of_ranks):
-        for first, here in zip(of_ranks[0], of_rank, strict=True):
-            if first != here:
-                raise AgreedError(
-                    f"all ranks ask for the same (rank 0: {first[:300]}, rank {rank}: "
-                    f"{here[:300]}); give each the same arguments"
-                )
+    _compare_arguments(comm.allgather(arguments))
 
 
 class Meeting:
@@ -44,29 +38,41 @@ class Meeting:
             Meeting._at_exit = True
             atexit.register(_compare_at_exit, comm)
 
-    def at(self, place: str) -> None:
-        """Compare this rank's place with those of the others. Collective.
+    def at(self, place: str, *arguments: str) -> None:
+        """Compare this rank's place with those of the others, and what it brings there. Collective.
 
         Raises:
-            AgreedError: On all ranks, if they are not at the same place, now or before.
+            AgreedError: On all ranks, if they are not at the same place, now or before, or with
+                different arguments.
         """
         if self._error is not None:
             raise self._error
         try:
-            _compare(self._comm, place)
+            _compare(self._comm, place, *arguments)
         except AgreedError as error:
             Meeting.apart, self._error = True, error
             raise
 
 
-def _compare(comm: Intracomm, own_place: str) -> None:
-    places = comm.allgather(own_place)
+def _compare(comm: Intracomm, own_place: str, *own_arguments: str) -> None:
+    places, arguments = zip(*comm.allgather((own_place, own_arguments)), strict=True)
     for rank, place in enumerate(places):
         if place != places[0]:
             raise AgreedError(
                 f"all ranks do the same in the same order (rank 0: {places[0]}, rank {rank}: "
                 f"{place}); let no rank leave a loop by itself"
             )
+    _compare_arguments(arguments)
+
+
+def _compare_arguments(of_ranks: Sequence[tuple[str, ...]]) -> None:
+    for rank, of_rank in enumerate(of_ranks):
+        for first, here in zip(of_ranks[0], of_rank, strict=True):
+            if first != here:
+                raise AgreedError(
+                    f"all ranks ask for the same (rank 0: {first[:300]}, rank {rank}: "
+                    f"{here[:300]}); give each the same arguments"
+                )
 
 
 def _compare_at_exit(comm: Intracomm) -> None:
