@@ -281,10 +281,15 @@ def test_a_refused_request_to_overwrite_leaves_the_run(
     assert same_tensors(weights(run), before)
 
 
-def test_weights_that_are_not_finite_are_not_saved(comm: MPI.Intracomm, shared_path: Path) -> None:
+@pytest.mark.parametrize("last", [2, 3])
+def test_weights_that_are_not_finite_end_a_run(
+    comm: MPI.Intracomm, shared_path: Path, last: int
+) -> None:
+    """Before they are saved, and where the loss of the next step shows them."""
     run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
     assert train(replace(run, steps=1), comm=comm) == 0
-    explodes = replace(run, steps=2, optimizer=OptimizerKeys("sgd", 1.7e308, weight_decay=1e3))
+    optimizer = OptimizerKeys("sgd", 1.7e308, weight_decay=1e3)
+    explodes = replace(run, steps=last, checkpoint_every=last, optimizer=optimizer)
     with pytest.raises(AgreedError, match=r"weights must stay finite \(step 2: "):
         train(explodes, resume=True, comm=comm)
     assert all(tensor.isfinite().all() for tensor in weights(run).values())

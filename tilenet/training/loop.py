@@ -17,7 +17,7 @@ from tilenet.training.folder.run_folder import RunFolder
 from tilenet.training.images.run_data import RunData
 from tilenet.training.network import RunNetwork
 from tilenet.training.step import Step, StepResult
-from tilenet.training.update import Update
+from tilenet.training.update import Update, check_weights
 from tilenet.training.validation import RunValidation
 
 
@@ -223,6 +223,7 @@ class Loop:
         network, update = self.network.network, self.update
         states = update.states(network, self.shares)
         with self.update.averaged(), agreed(self.comm):
+            check_weights(network, step, self.folder.path)
             if update.average is not None:
                 states |= update.average.trained()
             weights = self.plan.checkpoint_weights(network.state_dict())

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tilenet.errors import AgreedError
 from tilenet.geometry.windows import Window
 from tilenet.model.loss import Loss, dice
 from tilenet.model.upload import upload
@@ -27,11 +26,10 @@ from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.running_statistics import RunningStatistics
 from tilenet.parallel.swap.statistics import SwapCounts
 from tilenet.planning.micro_batches import mini_batch_sizes
-from tilenet.storage.checkpoints import kept_checkpoint
 from tilenet.training.images.tile_task import ReadTile
 from tilenet.training.network import RunNetwork
 from tilenet.training.tile_sums import add_in_flow, on_device, tile_sums
-from tilenet.training.update import Update
+from tilenet.training.update import Update, check_loss
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class Step:
             stop: Whether this rank was asked to stop; asked once, after the last tile.
 
         Raises:
-            AgreedError: The loss is not finite, or float16 cannot hold the gradients.
+            AgreedError: The loss or weights are not finite, or float16 cannot hold the gradients.
             TilenetError: On one rank: a file cannot be read.
         """
         began = time.perf_counter()
@@ -132,11 +130,7 @@ class Step:
         self.comm.Allreduce(np.copy(sums), sums)
         loss, weight = float(sums[0]), float(sums[1])
         if weight > 0:
-            if not np.isfinite(loss):
-                raise AgreedError(
-                    f"the loss must stay finite (step {step + 1}: {loss}); lower optimizer.lr, or "
-                    f"look for extreme pixel values: {kept_checkpoint(self.folder)}"
-                )
+            check_loss(loss, self.pipe.network, step, self.folder)
             loss /= weight
             self.update.apply(self.gradients, weight, step)
         self._peak_bytes = max(self._peak_bytes, measure_peak_bytes(self.pipe.devices))

@@ -1,7 +1,12 @@
-"""The update of the weights by a step's summed gradient: divided once, clipped, scaled back."""
+"""The update of the weights by a step's summed gradient: divided once, clipped, scaled back.
+
+No run goes on with a loss or weights that are infinite or NaN, nor does it save them.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,6 +17,7 @@ from tilenet.model.loss_scale import LossScale
 from tilenet.model.network import Network
 from tilenet.parallel.sums.gradients import GradientSum
 from tilenet.parallel.sums.shares import Shares
+from tilenet.storage.checkpoints import kept_checkpoint
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.learning_rate import LearningRate
 from tilenet.training.optimizer import make_optimizer
@@ -81,3 +87,39 @@ class Update:
     def states(self, network: Network, shares: Shares | None) -> dict[str, Tensor]:
         """Return the optimizer's states for a checkpoint; collective where ranks share them out."""
         return optimizer_tensors(network, self.optimizer, shares)
+
+
+def check_weights(network: Network, steps: int, run: Path) -> None:
+    """Refuse weights that are not finite after some steps.
+
+    Raises:
+        TilenetError: Names the first of them, and the run's last checkpoint.
+    """
+    wrong = [
+        name for name, parameter in network.named_parameters() if not parameter.isfinite().all()
+    ]
+    if wrong:
+        raise TilenetError(
+            f"weights must stay finite (step {steps}: {wrong[0]} and {len(wrong) - 1} more are "
+            "not); lower optimizer.lr, or look for divisions by 0 and logarithms of 0 in the "
+            "network, also around tiles, where halo_mode exchange computes nothing: "
+            f"{kept_checkpoint(run)}"
+        )
+
+
+def check_loss(loss: float, network: Network, steps: int, run: Path) -> None:
+    """Refuse a loss, the same on all ranks, that is not finite after some steps.
+
+    Raises:
+        AgreedError: Names the weights that are not finite either, if so.
+    """
+    if isfinite(loss):
+        return
+    try:
+        check_weights(network, steps, run)
+    except TilenetError as error:  # on all ranks, which have the same weights
+        raise AgreedError(str(error)) from None
+    raise AgreedError(
+        f"the loss must stay finite (step {steps + 1}: {loss}); lower optimizer.lr, or look for "
+        f"extreme pixel values: {kept_checkpoint(run)}"
+    )

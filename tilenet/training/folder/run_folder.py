@@ -27,7 +27,6 @@ from tilenet.storage.checkpoints import (
     Checkpoint,
     checkpoint_of_step,
     find_checkpoint,
-    kept_checkpoint,
     load_json,
     load_tensors,
     mark_best,
@@ -295,17 +294,9 @@ class RunFolder:
             best: Whether this is the best validation so far.
 
         Raises:
-            TilenetError: Weights are not finite, this or the previous checkpoint could not be
-                written, or another job has taken over the folder.
+            TilenetError: This or the previous checkpoint could not be written, or another job has
+                taken over the folder.
         """
-        wrong = [
-            name for name, parameter in network.named_parameters() if not parameter.isfinite().all()
-        ]
-        if wrong:
-            raise TilenetError(
-                f"weights must stay finite (step {step}: {wrong[0]} and {len(wrong) - 1} more are "
-                f"not); lower optimizer.lr: {kept_checkpoint(self.path)}"
-            )
         if not self._write:
             return
         self.wait()
