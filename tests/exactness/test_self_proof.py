@@ -266,3 +266,47 @@ def test_a_map_says_how_far_it_is(
         monkeypatch.setattr(map_source, "halo_rule", short_halo)
         with pytest.raises(AgreedError, match=r"logits of a small random image.* --no-prove"):
             predict(asked, comm)
+
+
+class Ratio(nn.Module):
+    """The ratio of two bands, which has no value where both are zero."""
+
+    def __init__(self, filled: bool) -> None:
+        super().__init__()
+        self.conv, self.filled = nn.Conv2d(1, 3, 3, padding=1), filled
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x[:, :1] / x[:, 1:2])
+        return (y.nan_to_num() if self.filled else y) * x[:, :1].mean((2, 3), keepdim=True)
+
+
+def all_nan(pending: halo.Pending) -> list[Tensor]:
+    """All of a halo where some of it is."""
+    return [part + 0.0 * part.sum() for part in WAIT(pending)]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("filled", [False, True])
+def test_proofs_have_zeros_where_a_network_has_values_there(
+    comm: MPI.Intracomm,
+    shared_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    filled: bool,
+) -> None:
+    """What goes wrong next to nodata alone is refused, and no network is left without a proof."""
+    keys = NetworkKeys(module="test_self_proof:Ratio", options={"filled": filled})
+    (scene,) = scenes_of(shared_path, [SIZE], comm)
+    run = run_file(shared_path, [scene], keys, mesh=MeshKeys(1, 2, 1), halo_mode="exchange")
+    run = replace(run, classes=3, steps=0)
+    assert train(run, comm=comm) == 0
+    assert proof_in(said_of(capfd, comm)).startswith("proved on 2 × 1 ranks, exchange: logits ")
+    out = str(shared_path / "map.tif")
+    asked = Prediction(run.output, run.image_paths[0], out, "logits", overwrite=True)
+    if filled:
+        predict(asked, comm)
+        monkeypatch.setattr(halo.Pending, "wait", all_nan)
+    words = "logits of a small random image.* --no-prove" if filled else "must give finite logits"
+    with pytest.raises(AgreedError, match=words):  # of the scene, which has zeros
+        predict(asked, comm)
+    assert "proved on 1 × 2 ranks, exchange: logits " in said_of(capfd, comm)

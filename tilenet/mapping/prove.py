@@ -28,6 +28,7 @@ from tilenet.parallel.proof import (
     proof_precision,
     say_or_refuse,
     say_why_not,
+    with_zeros,
 )
 from tilenet.parallel.ranks.share import share_tensors
 from tilenet.parallel.ranks.together import together
@@ -110,7 +111,8 @@ def _prove(job: MapJob, plan: MapPlan, comm: Intracomm) -> str:
     layers, size = job.mapper.record.layers, plan.tiling.extended
     generator = torch.Generator().manual_seed(0)
     shape = 1, layers[0].in_channels, *size
-    image = torch.randn(shape, generator=generator, dtype=torch.float64)
+    plain = torch.randn(shape, generator=generator, dtype=torch.float64)
+    image = with_zeros(plain)
     precision = proof_precision(job.placement.devices, comm)
     dtype = torch.float64 if precision == "float64" else torch.float32
     reference, rounding = {}, 0.0
@@ -119,14 +121,17 @@ def _prove(job: MapJob, plan: MapPlan, comm: Intracomm) -> str:
         if comm.rank == 0:
             reference["logits"] = _compute_whole(job.network, image)
             if not reference["logits"].isfinite().all():
+                reference["logits"] = _compute_whole(job.network, image := plain)
+            if not reference["logits"].isfinite().all():
                 reason = "the network gives values without end"
             elif precision == "float32":
                 device = job.placement.devices[0]
                 apart = _compute_whole(job.network, image, dtype, device) - reference["logits"]
                 rounding = float(apart.abs().max()) / _find_scale(reference["logits"])
-    reason, rounding = comm.bcast((reason, rounding))
+    reason, rounding, is_plain = comm.bcast((reason, rounding, image is plain))
     if reason:
         return reason
+    image = plain if is_plain else image
     logits = share_tensors(reference, comm)["logits"]
     small_job = replace(
         job,

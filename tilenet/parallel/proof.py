@@ -59,6 +59,18 @@ def largest(values: Tensor, expected: Tensor) -> float:
     return float(apart.nan_to_num(nan=torch.inf))
 
 
+def with_zeros(images: Tensor) -> Tensor:
+    """Copies of random images (N, C, H, W) with a block of zeros, as nodata and water are.
+
+    Cells in it are equal, and ratios and logarithms are not finite. It meets borders of tiles, but
+    not all along.
+    """
+    rows, cols = images.shape[2:]
+    images = images.clone()
+    images[..., rows // 4 : 5 * rows // 8, cols // 4 : 5 * cols // 8] = 0.0
+    return images
+
+
 def proof_precision(devices: Sequence[torch.device], comm: Comm) -> str:
     """float64 on CPUs, float32 where a rank has another device. Collective."""
     others = any(device.type != "cpu" for device in devices)

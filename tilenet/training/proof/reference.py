@@ -14,7 +14,7 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
-from tilenet.parallel.proof import largest
+from tilenet.parallel.proof import largest, with_zeros
 
 FAR = 2.0**20  # factor of the pixels that a tile does not read
 
@@ -25,19 +25,26 @@ class Problem:
 
     Attributes:
         tiling: Tiling of the small image.
-        images: Random images (N, bands, H, W).
+        random: Random images (N, bands, H, W).
         weights: Weights (N, classes, H, W) of the outputs; the loss is their sum.
         each: Number of images of a replica.
         replicas: Number of replicas with different images.
         chosen: Numbers of the tiles that are computed, forward; None: all, forward and backward.
+        zeros: Whether the images have a block of zeros.
     """
 
     tiling: Tiling
-    images: Tensor
+    random: Tensor
     weights: Tensor
     each: int
     replicas: int = 1
     chosen: Sequence[int] | None = None
+    zeros: bool = False
+
+    @property
+    def images(self) -> Tensor:
+        """The images that are computed, (N, bands, H, W)."""
+        return with_zeros(self.random) if self.zeros else self.random
 
     def of(self, replica: int) -> list[int]:
         """Numbers of a replica's images."""
@@ -66,15 +73,20 @@ def random_problem(
         inside[read.row : read.row + read.height, read.col : read.col + read.width] = True
         # Pixels at the edge of a deep network's context have little influence: large ones show.
         images *= torch.where(inside, 1.0, FAR)
-    return Problem(tiling, images, weights, each, replicas, chosen)
+    return Problem(tiling, images, weights, each, replicas, chosen, zeros=chosen is None)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Logits and the gradients of weights, by the module's names; on rank 0."""
+    """Logits and the gradients of weights, by the module's names; on rank 0.
+
+    Attributes:
+        zeros: Whether the images had the block of zeros.
+    """
 
     logits: Tensor
     gradients: Mapping[str, Tensor]
+    zeros: bool
 
 
 def answer_of_module(
@@ -82,24 +94,13 @@ def answer_of_module(
 ) -> tuple[Answer | None, str]:
     """The answer of the module in float64, and the reason if there is none.
 
+    Where it is not finite on images with zeros, it is the answer without them.
+
     Args:
         module: The module, which this changes; None: the list of layers answers instead.
     """
-    if module is None:
-        return _answer_of_list(adopted, problem, torch.float64, torch.device("cpu")), ""
     try:
-        training = {part.training for part in module.modules()}
-        norms = [
-            part
-            for part in module.modules()
-            if isinstance(part, nn.modules.batchnorm._BatchNorm)
-            and (part.training or len(training) == 1)
-        ]
-        module = module.cpu().double().eval()
-        if batch_norm == "step":
-            for part in norms:
-                part.train()
-        answer = _answer(module, problem, adopted.names.values())
+        answer = _answer_in_float64(module, adopted, batch_norm, problem)
     except Exception as error:  # a user's forward may raise anything on an image this small
         height, width = problem.tiling.extended
         return None, (
@@ -108,10 +109,30 @@ def answer_of_module(
         )
     if answer.logits.shape != problem.weights.shape:
         return None, f"{adopted.name} gives a map of the shape {tuple(answer.logits.shape)}"
-    finite = [
-        bool(values.isfinite().all()) for values in (answer.logits, *answer.gradients.values())
+    if all(bool(values.isfinite().all()) for values in (answer.logits, *answer.gradients.values())):
+        return answer, ""
+    if problem.zeros:
+        return answer_of_module(module, adopted, batch_norm, replace(problem, zeros=False))
+    return None, f"{adopted.name} gives values without end"
+
+
+def _answer_in_float64(
+    module: nn.Module | None, adopted: Adopted, batch_norm: str | None, problem: Problem
+) -> Answer:
+    if module is None:
+        return _answer_of_list(adopted, problem, torch.float64, torch.device("cpu"))
+    training = {part.training for part in module.modules()}
+    norms = [
+        part
+        for part in module.modules()
+        if isinstance(part, nn.modules.batchnorm._BatchNorm)
+        and (part.training or len(training) == 1)
     ]
-    return (answer, "") if all(finite) else (None, f"{adopted.name} gives values without end")
+    module = module.cpu().double().eval()
+    if batch_norm == "step":
+        for part in norms:
+            part.train()
+    return _answer(module, problem, adopted.names.values())
 
 
 def rounding_of(
@@ -124,8 +145,9 @@ def rounding_of(
 def own_rounding(adopted: Adopted, problem: Problem, answer: Answer) -> tuple[float, float]:
     """Difference made by rounding the image, in float64, as `Difference.apart`."""
     generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(problem.images.shape, generator=generator, dtype=torch.float64)
-    noisy = replace(problem, images=problem.images * (1 + 1e-15 * noise))
+    noise = torch.randn(problem.random.shape, generator=generator, dtype=torch.float64)
+    noise *= 1e-15 * problem.images.abs().clamp(min=1)
+    noisy = replace(problem, random=problem.images + noise, zeros=False)
     return _apart(_answer_of_list(adopted, noisy, torch.float64, torch.device("cpu")), answer)
 
 
@@ -183,4 +205,4 @@ def _answer(
         name = name if names is None else names[name]
         if name in counted and parameter.grad is not None:
             gradients[name] = parameter.grad.double().cpu()
-    return Answer(out.detach().double().cpu(), gradients)
+    return Answer(out.detach().double().cpu(), gradients, problem.zeros)

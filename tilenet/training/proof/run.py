@@ -172,11 +172,14 @@ def compare(
     with together(comm, control.stop):  # ranks that wait leave the cores to rank 0
         if comm.rank == 0 and plan.adopted is not None:
             answer, reason = answer_of_module(module, plan.adopted, batch_norm, problem)
-            if answer is not None and precision == "float32":
-                rounding = rounding_of(plan.adopted, problem, answer, devices.partitions[0])
-    reason, rounding = comm.bcast((reason, rounding))
+            if answer is not None:
+                problem = replace(problem, zeros=answer.zeros)
+                if precision == "float32":
+                    rounding = rounding_of(plan.adopted, problem, answer, devices.partitions[0])
+    reason, rounding, zeros = comm.bcast((reason, rounding, problem.zeros))
     if reason:
         return [], reason
+    problem = replace(problem, zeros=zeros)
     logits = share_tensors({} if answer is None else {"logits": answer.logits}, comm)["logits"]
     # It swaps nothing, and its weights are the module's.
     network = RunNetwork(own, devices, SwapRequest(), 0, halos_from, control)
@@ -188,17 +191,26 @@ def compare(
         sums = _gradients(own, problem, network, answer, comm)
         differences.append(Difference("gradients", sums[0], of_device[1], sums[1]))
     network.close()
-    if precision == "float64" and any(
-        difference.apart > difference.limit for difference in differences
-    ):
-        noise = (0.0, 0.0)
-        with together(comm, control.stop):
-            if answer is not None and plan.adopted is not None:
-                noise = own_rounding(plan.adopted, problem, answer)
-        noise = comm.bcast(noise)
-        pairs = zip(differences, noise, strict=False)
-        differences = [replace(difference, own=rounding) for difference, rounding in pairs]
+    if precision == "float64" and any(d.apart > d.limit for d in differences):
+        differences = _with_own_rounding(differences, plan, problem, answer, control)
     return differences, ""
+
+
+def _with_own_rounding(
+    differences: list[Difference],
+    plan: RunPlan,
+    problem: Problem,
+    answer: Answer | None,
+    control: RankControl,
+) -> list[Difference]:
+    """The differences with the network's own, where the image differs by rounding. Collective."""
+    noise = (0.0, 0.0)
+    with together(control.comm, control.stop):
+        if answer is not None and plan.adopted is not None:
+            noise = own_rounding(plan.adopted, problem, answer)
+    noise = control.comm.bcast(noise)
+    pairs = zip(differences, noise, strict=False)
+    return [replace(difference, own=rounding) for difference, rounding in pairs]
 
 
 def _how(plan: RunPlan) -> str:
