@@ -59,9 +59,16 @@ def main(arguments: list[str]) -> int:
         queue = Slurm() if options.scheduler == "slurm" else Queue()
         code = _Job(options, arguments[at + 1 :], stop, queue).run()
         return queue.come_again(stop) if code == AGAIN else code
-    except (TilenetError, OSError) as error:
-        print(f"tilenet: {error}", file=sys.stderr)
-        return 1
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        sentence = TilenetError(
+            "a job starts its launcher, and reads and writes in its output folder "
+            f"({where}); mend that, or name another"
+        )
+    except TilenetError as error:
+        sentence = error
+    print(f"tilenet: {sentence}", file=sys.stderr)
+    return 1
 
 
 def ending(

@@ -124,12 +124,15 @@ def test_what_cannot_run_is_one_sentence(
     monkeypatch.setattr(StopSignals, "listen", lambda self: None)  # pytest's own signals stay
     run = ["--run=run.yaml", "--plan=plan.json", f"--output={tmp_path}/out"]
     (tmp_path / "file").touch()
+    (tmp_path / "out" / "map-i.image").mkdir(parents=True)
     for arguments, words in (
         (run, "what starts the ranks must follow --"),
         ([*run, "--run=", "--", "true"], "give RUN or IMAGE"),
         ([*run, "--nodes", "1", "2", "--", "true"], "submit it with sbatch"),
-        ([*run, "--", "no such launcher"], "no such launcher"),
-        ([*run, f"--output={tmp_path}/file/out", "--", "true"], "file/out"),
+        ([*run, "--", "no such launcher"], "(no such launcher: No such file or directory); mend"),
+        ([*run, f"--output={tmp_path}/file/out", "--", "true"], "file/out: Not a directory); mend"),
+        ([*run, "--output=/proc", "--", "true"], " writes in its output folder (/proc/status."),
+        ([*run, "--run=", "--image=i.tif", "--", "true"], "map-i.image: Is a directory); mend"),
         ([*run, "--stage", "a", "--once-per-node=false", "--", "true"], "the nodes' storage"),
     ):
         assert main(arguments) == 1
@@ -137,3 +140,4 @@ def test_what_cannot_run_is_one_sentence(
         assert error.startswith("tilenet: ")
         assert error.count("\n") == 1
         assert words in error
+        assert "Errno" not in error
