@@ -23,6 +23,14 @@ from .queues import Queue, Slurm
 from .steps import Outcome, Steps, say
 from .stop_signals import StopSignals
 
+# A job's number in its script, which it keeps when it comes again; FLUX_JOB_ID is the ranks' alone
+NUMBERS = {
+    "slurm": "SLURM_JOB_ID",
+    "lsf": "LSB_JOBID",
+    "pbs": "PBS_JOBID",
+    "flux": "FLUX_ENCLOSING_ID",
+}
+CLEAN_S = 60  # seconds in which nodes delete what was staged; a dead one holds no job up
 AGAIN = -1  # in place of an exit code: the job comes again
 COPY = 'rm -rf "$1" && mkdir -p "$1" && cp -rpL --parents "${@:2}" "$1"'  # on the nodes
 # Once per node and archive, also when two jobs of a user share a node or a job comes again
@@ -59,9 +67,16 @@ def main(arguments: list[str]) -> int:
         queue = Slurm() if options.scheduler == "slurm" else Queue()
         code = _Job(options, arguments[at + 1 :], stop, queue).run()
         return queue.come_again(stop) if code == AGAIN else code
-    except (TilenetError, OSError) as error:
-        print(f"tilenet: {error}", file=sys.stderr)
-        return 1
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        sentence = TilenetError(
+            "a job starts its launcher, and reads and writes in its output folder "
+            f"({where}); mend that, or name another"
+        )
+    except TilenetError as error:
+        sentence = error
+    print(f"tilenet: {sentence}", file=sys.stderr)
+    return 1
 
 
 def ending(
@@ -118,6 +133,10 @@ class _Job:
         code = self._train() if self.options.run else None
         if code is None and self.options.image:
             code = self._map()
+        if self.options.stage:
+            with suppress(subprocess.TimeoutExpired):
+                clean = [*self.once_per_node, "rm", "-rf", self.steps.folder]
+                subprocess.run(clean, check=False, timeout=CLEAN_S)
         return code or 0
 
     def _storage(self) -> str:
@@ -144,8 +163,10 @@ class _Job:
         os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
 
     def _copy(self) -> None:
-        # A folder of its own: patterns of images would find those of another job.
-        job = sha256(os.fsencode(self.output.resolve())).hexdigest()[:12]
+        # A folder of its own: patterns of images would find those of another job, which may have
+        # the same output.
+        number = os.environ.get(NUMBERS.get(self.options.scheduler, ""), os.getpid())
+        job = sha256(os.fsencode(f"{self.output} {number}")).hexdigest()[:12]
         self.steps.folder = f"{self._storage()}/tilenet-staged-{job}"
         copy = ["bash", "-c", COPY, "copy", self.steps.folder, *self.options.stage]
         if subprocess.run([*self.once_per_node, *copy], check=False).returncode:

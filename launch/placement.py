@@ -5,6 +5,7 @@ from math import ceil
 
 from tilenet.errors import TilenetError
 from tilenet.planning.machines.machine import Machine
+from tilenet.planning.machines.user_file import user_file
 
 from .planned_job import PlannedJob
 
@@ -134,6 +135,14 @@ def _most_per_node(job: PlannedJob, machine: Machine) -> int:
     # the planner may have been told of fewer devices, and says itself what memory lacks; elsewhere
     # its limit says nothing
     if job.machine == machine.name:
+        planned = min(job.ranks_per_node, job.num_ranks)
+        if planned > most:
+            raise TilenetError(
+                f"a node holds the ranks that were planned for one (planned: {planned}, devices of "
+                f"each: {job.partitions}, per node of {machine.name}: {machine.devices_per_node}); "
+                f"plan with --devices-per-node {machine.devices_per_node}, or set {machine.name}."
+                f"devices_per_node in {user_file()}"
+            )
         return min(most, job.ranks_per_node)
     if job.host_bytes > machine.rank_bytes:
         raise TilenetError(

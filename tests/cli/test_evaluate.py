@@ -342,6 +342,9 @@ def test_errors_are_one_line(write_raster: Write, refusal: Callable[..., str]) -
         ([labels, labels, "--ignore-index", "none"], 2, "--ignore-index"),
         ([labels, labels, "--classes", "a=1"], 2, "name it with --field"),
         ([labels, labels, "--field", "kind", "--classes", "a=one"], 2, "argument --classes"),
+        ([labels, labels, "--field", "kind"], 1, "vectors.field is read only where labels are pol"),
+        ([labels, labels, "--all-touched"], 1, "(vectors.all_touched: True, labels: "),
+        ([labels, labels, "--label-crs", "image"], 1, "leave vectors.crs out, or give polygons"),
     ):
         assert said in refusal(main, code, *arguments)
 

@@ -71,7 +71,9 @@ def test_an_unpadded_network_gives_what_is_left_of_its_input(
     assert np.abs(found - wanted).max() < 1e-12
 
 
-@pytest.mark.parametrize(("way", "least"), [("unet", 8), ("unpadded", 18), ("instance", 4)])
+@pytest.mark.parametrize(
+    ("way", "least"), [("unet", 8), ("unpadded", 18), ("instance", 4), ("narrow", 8)]
+)
 def test_the_least_size_is_said(
     run: Run, pixels: NDArray[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     way: str, least: int,

@@ -124,12 +124,15 @@ def test_what_cannot_run_is_one_sentence(
     monkeypatch.setattr(StopSignals, "listen", lambda self: None)  # pytest's own signals stay
     run = ["--run=run.yaml", "--plan=plan.json", f"--output={tmp_path}/out"]
     (tmp_path / "file").touch()
+    (tmp_path / "out" / "map-i.image").mkdir(parents=True)
     for arguments, words in (
         (run, "what starts the ranks must follow --"),
         ([*run, "--run=", "--", "true"], "give RUN or IMAGE"),
         ([*run, "--nodes", "1", "2", "--", "true"], "submit it with sbatch"),
-        ([*run, "--", "no such launcher"], "no such launcher"),
-        ([*run, f"--output={tmp_path}/file/out", "--", "true"], "file/out"),
+        ([*run, "--", "no such launcher"], "(no such launcher: No such file or directory); mend"),
+        ([*run, f"--output={tmp_path}/file/out", "--", "true"], "file/out: Not a directory); mend"),
+        ([*run, "--output=/proc", "--", "true"], " writes in its output folder (/proc/status."),
+        ([*run, "--run=", "--image=i.tif", "--", "true"], "map-i.image: Is a directory); mend"),
         ([*run, "--stage", "a", "--once-per-node=false", "--", "true"], "the nodes' storage"),
     ):
         assert main(arguments) == 1
@@ -137,3 +140,29 @@ def test_what_cannot_run_is_one_sentence(
         assert error.startswith("tilenet: ")
         assert error.count("\n") == 1
         assert words in error
+        assert "Errno" not in error
+
+
+def test_jobs_of_one_output_stage_in_folders_of_their_own_and_delete_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StopSignals, "listen", lambda self: None)
+    monkeypatch.chdir(tmp_path)
+    Path("i.tif").write_text("pixels")
+    program = "sh -c 'pwd >> $LOG; ls >> $LOG; touch $TILENET_STARTED; exit $CODE'"
+    job = ["--run=run.yaml", "--plan=plan.json", "--output=out", f"--program={program}"]
+    job += ["--scheduler=lsf", "--stage", "i.tif", f"--storage={tmp_path}/disk", "--", "env"]
+    monkeypatch.setenv("LOG", f"{tmp_path}/log")
+    folders = []
+    for number, code in (("7", 75), ("7", 0), ("8", 1)):
+        monkeypatch.setenv("LSB_JOBID", number)
+        monkeypatch.setenv("CODE", str(code))
+        assert main(job) == code
+        folder, *files = Path("log").read_text().split()
+        Path("log").unlink()
+        assert files == ["i.tif"]
+        assert not Path(folder).exists()
+        Path(folder).mkdir()
+        Path(folder, "more.tif").touch()  # of a life that was killed
+        folders.append(folder)
+    assert folders[0] == folders[1] != folders[2]

@@ -106,6 +106,12 @@ def test_the_planners_limit_counts_on_its_own_machine() -> None:
     planned = job(4, machine="summit", ranks_per_node=2)
     assert place(planned, machine("summit")).nodes == 2
     assert place(planned, machine("frontier")).nodes == 1
+    more = job(8, machine="summit", ranks_per_node=12)
+    with pytest.raises(
+        TilenetError, match=r"\(planned: 8, devices of each: 1, per node of summit: 6"
+    ):
+        place(more, machine("summit"))
+    assert place(replace(more, mesh=(1, 2, 3)), machine("summit")).nodes == 1
 
 
 def test_the_layout_has_a_line_per_kind_of_node() -> None:

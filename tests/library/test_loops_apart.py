@@ -41,7 +41,7 @@ def test_ranks_that_part_end_in_a_sentence(scene: Path, when: str, mode: Any) ->
 OTHERWISE = r"all options ([0-9a-f]{8}), rank 1: .* (?!\1)[0-9a-f]{8}\)"
 PARTED = [
     ("weights", r"stem.bias is [0-9a-f]{8}, trained, rank 0: [0-9a-f]{8}, trained\)"),
-    ("fixed", r"stem.weight is ([0-9a-f]{8}), rank 0: \1, trained\); load and fix"),
+    ("fixed", r"stem.weight is ([0-9a-f]{8}), rank 0: \1, trained\); load, change and fix"),
     ("mode", "the network is in evaluation, rank 0: in training"),
     ("lr", r"rank 0: an update of 4 weights, SGD, lr 0.1, clip_norm None, .*, rank 1: .* lr 0.2, "),
     ("clip", "clip_norm None, .*, rank 1: an update of 4 weights, SGD, lr 0.1, clip_norm 1.0"),
@@ -79,6 +79,33 @@ def test_ranks_that_train_otherwise_end_in_a_sentence(scene: Path, what: str, wo
 
     with pytest.raises(tilenet.TilenetError, match=words):
         one_step()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", ["data", "numpy", "state"])
+@pytest.mark.parametrize("saved", [False, True])
+def test_weights_that_go_apart_in_a_loop_are_refused(scene: Path, how: str, saved: bool) -> None:
+    """At the end of the loop, and before a checkpoint is written."""
+    job = tilenet.Job()
+    local = job.split(Net())
+    weights = list(local.parameters())
+    optimizer = torch.optim.SGD(weights, 0.05, momentum=0.9)
+
+    def act(now: str, number: int) -> None:
+        if now == "applied" and number == 1 and MPI.COMM_WORLD.rank == 1:
+            if how == "data":
+                weights[1].data[0] += 1e-6
+            elif how == "numpy":
+                weights[1].detach().numpy()[0] += 1e-6
+            else:
+                optimizer.state.pop(weights[1])
+        if now == "applied" and number == (2 if how == "state" else 1) and saved:
+            job.save("out", optimizer)
+
+    words = r"keep the same weights \(rank 1: stem.bias is ([0-9a-f]{8}), rank 0: (?!\1)"
+    with pytest.raises(tilenet.TilenetError, match=words):
+        plainly(job, local, optimizer, act)
+    assert not (scene / "out").exists()
 
 
 def test_weights_that_a_run_cannot_train_so_are_refused(scene: Path) -> None:

@@ -170,6 +170,11 @@ def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, near: str) -> N
         ),
         ("[summit]\nlaunch.scheduler = 'sge'", "must be one of lsf, slurm, pbs, flux, none"),
         ("[summit]\nlaunch.launcher = 'srun'", "mpi must name srun's plug-in"),
+        (
+            "[summit]\nlaunch.launcher = 'pals'",
+            "pals starts ranks in jobs of PBS .*: pals, .*: lsf",
+        ),
+        ("[summit]\nlaunch.scheduler = 'flux'", "jobs of LSF .*: jsrun, launch.scheduler: flux"),
         ("[summit]\nlaunch.sockets = 0", "positive whole number"),
         ("[summit]\nlaunch.threads_per_core = true", "positive whole number"),
         ("[summit]\nlaunch.own_device = 1", "true or false"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo import Context
 from tilenet.geometry.layers import Layer
-from tilenet.geometry.maps import check_cells, output_size
+from tilenet.geometry.maps import check_cells, map_shapes, output_size
 from tilenet.geometry.opaque import Opaque
 from tilenet.geometry.windows import Window
 
@@ -32,15 +32,19 @@ class ExportTile:
 def decide_least_px(layers: tuple[Layer, ...], alignment_px: int, tile_px: int) -> int:
     """Least side, `tile_px` at most, of windows that a network takes where sizes are left open.
 
-    Torch traces sizes of one alignment for themselves: they are left open from two on.
+    Torch traces sizes of one alignment, and maps of one cell, for themselves: they are left open
+    from two on.
     """
     first = min(2 * alignment_px + tile_px % alignment_px, tile_px)
     sizes = range(first, tile_px, alignment_px)
-    return next((px for px in sizes if _is_taken(layers, px)), tile_px)
+    return next((px for px in sizes if _is_taken(layers, px, tile_px)), tile_px)
 
 
-def _is_taken(layers: tuple[Layer, ...], px: int) -> bool:
+def _is_taken(layers: tuple[Layer, ...], px: int, tile_px: int) -> bool:
     if output_size(layers, px) < 1:
+        return False
+    shapes = (map_shapes(layers, side, side) for side in (px, tile_px))
+    if any(map_.rows == 1 < of_tile.rows for map_, of_tile in zip(*shapes, strict=True)):
         return False
     try:
         check_cells(layers, Window(0, 0, px, px), None)

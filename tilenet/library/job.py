@@ -118,7 +118,7 @@ class Job:
 
         Raises:
             AgreedError: On all ranks, if any rank refuses an argument or a file, or if the ranks do
-                not compute the network's numbers.
+                not compute the network's numbers; at the end, if their weights went apart.
         """
         local = self._network_for("steps")
         self._meeting.at("steps")
@@ -159,6 +159,8 @@ class Job:
             step = OwnStep(number, reads, len(data.work.micro_batches(number)), means)
             yield step
             step.check_applied()
+        self._meeting.at("the end of the loop")
+        local.check_values(self.comm)
 
     def _count(self, steps: int) -> None:
         self.step = steps
@@ -185,10 +187,11 @@ class Job:
             optimizer: Its states are written too, for `load`.
 
         Raises:
-            AgreedError: The folder cannot be written.
+            AgreedError: The folder cannot be written, or the ranks' weights went apart.
         """
         local, record = self._network_for("save"), self._record_for("save")
         self._meeting.at("save")
+        local.check_values(self.comm)
         with agreed(self.comm):
             if self.rank == 0:
                 own_checkpoint.save(Path(folder), self.step, local, record, optimizer)

@@ -78,26 +78,32 @@ class LocalNetwork(nn.Module):
         Raises:
             AgreedError: On all ranks; names the weight.
         """
-        own = self._states()
-        first = comm.bcast(own, root=0)
+        modes = {"the network": "in training" if self.training else "in evaluation"}
+        values = {
+            name: digest + ", trained" * trained
+            for name, (digest, trained) in self._states().items()
+        }
         with agreed(comm):
             self._check_as_split()
-            for name, state in own.items():
-                if state != first[name]:
-                    raise TilenetError(
-                        f"all ranks begin a loop with the same weights (rank {comm.rank}: {name} "
-                        f"is {state}, rank 0: {first[name]}); load and fix weights on all ranks, "
-                        "or before split"
-                    )
+        _refuse_others(modes | values, "begin a loop with", comm)
 
-    def _states(self) -> dict[str, str]:
-        """Mode, values, and what is trained, by names of the module; the same on all ranks."""
+    def check_values(self, comm: Intracomm) -> None:
+        """Refuse weights that went apart since the loop began. Collective.
+
+        Raises:
+            AgreedError: On all ranks; names the first weight that differs.
+        """
+        digests = {name: digest for name, (digest, _) in self._states().items()}
+        _refuse_others(digests, "keep", comm)
+
+    def _states(self) -> dict[str, tuple[str, bool]]:
+        """Digest of the values, and whether they are trained, by names of the module."""
         trained = {name for name, weight in self.network.named_parameters() if weight.requires_grad}
-        states = {"the network": "in training" if self.training else "in evaluation"}
+        states = {}
         for name, tensor in self.network.state_dict().items():
             raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
             digest = hashlib.blake2b(memoryview(raw.numpy()), digest_size=4).hexdigest()
-            states[self.adopted.names[name]] = digest + ", trained" * (name in trained)
+            states[self.adopted.names[name]] = digest, name in trained
         return states
 
     def _check_as_split(self) -> None:
@@ -131,3 +137,19 @@ class LocalNetwork(nn.Module):
     def set_tile(self, origin: Origin | None) -> None:
         """Set the tile that `forward` computes next; None: `forward` is refused."""
         self._origin = origin
+
+
+def _refuse_others(own: dict[str, str], verb: str, comm: Intracomm) -> None:
+    """Refuse states of weights that are not rank 0's. Collective.
+
+    Raises:
+        AgreedError: On all ranks; names the first that differs.
+    """
+    first = comm.bcast(own, root=0)
+    with agreed(comm):
+        for name, state in own.items():
+            if state != first[name]:
+                raise TilenetError(
+                    f"all ranks {verb} the same weights (rank {comm.rank}: {name} is {state}, rank "
+                    f"0: {first[name]}); load, change and fix weights on all ranks, or before split"
+                )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.data.labels.open import open_labels, resampling_note
+from tilenet.data.labels.open import check_vectors, open_labels, resampling_note
 from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.values import Values
@@ -129,6 +129,7 @@ def _count_labels(
         Raster(map_path, part=part) as mapped,
         open_labels(labels_path, mapped, ignore_index, vectors) as labels,
     ):
+        check_vectors([labels], vectors or VectorKeys())
         _say_placement(labels, mapped)
         check_class_map(mapped)
         pairs: dict[tuple[int, int], int] = {}

@@ -96,6 +96,12 @@ def checked_machine(name: str, table: dict[str, Any]) -> Machine:
             f"{name}.launch.device_order orders devices of NVIDIA and AMD (device: {facts.device}, "
             f"whose masks do not order); leave it out; {remedy}"
         )
+    scheduler = {"pals": "pbs", "jsrun": "lsf"}.get(launch.launcher, launch.scheduler)
+    if launch.scheduler not in (scheduler, "none"):  # none: in a job that the user asked for
+        raise TilenetError(
+            f"{launch.launcher} starts ranks in jobs of {scheduler.upper()} alone ({name}.launch."
+            f"launcher: {launch.launcher}, launch.scheduler: {launch.scheduler}); {remedy}"
+        )
     if launch.launcher == "srun" and not launch.mpi:
         raise TilenetError(
             f"{name}.launch.mpi must name srun's plug-in (pmi2 for mpich, pmix for Open MPI, "
