@@ -1,6 +1,5 @@
 """A trace of some steps: what it holds, that it changes nothing, and that a run outlives it."""
 
-import csv
 import gzip
 import json
 import os
@@ -13,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from left_by_runs import check_bits, rows
 from mpi4py import MPI
-from safetensors.torch import load_file
 from test_same_as_whole_image import NETWORKS, run_file
 from whole_image import random_scene
 
@@ -36,11 +35,6 @@ def a_run(comm: MPI.Intracomm, path: Path, profiled: str | None, **more: Any) ->
     run = run_file(path, [scene], NETWORKS["valid"], tiles=TileKeys(2, 3), micro_batches=2)
     run = replace(run, steps=5, partitions=2, profile=ProfileKeys(profiled), **more)
     return replace(run, output=str(path / f"run of {profiled}"))
-
-
-def rows(run: RunFile) -> list[dict[str, str]]:
-    with (Path(run.output) / "history.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def events(run: RunFile) -> list[dict[str, Any]]:
@@ -90,9 +84,7 @@ def test_a_trace_holds_its_steps_and_changes_nothing(
     assert train(plain, comm=comm) == 0
     assert train(traced, comm=comm) == 0
     said = capsys.readouterr().err
-    ours, theirs = (load_file(Path(r.output) / "last/weights.safetensors") for r in (traced, plain))
-    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-    assert [row["loss"] for row in rows(traced)] == [row["loss"] for row in rows(plain)]
+    check_bits(traced, plain)
     assert (left(plain), left(traced)) == ([], FILES)
     if comm.rank > 0:
         assert "trace" not in said
