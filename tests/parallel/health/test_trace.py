@@ -14,8 +14,7 @@ import pytest
 import torch
 from left_by_runs import check_bits, rows
 from mpi4py import MPI
-from test_same_as_whole_image import NETWORKS, run_file
-from whole_image import random_scene
+from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 
 from tilenet.library.whole_run import train
 from tilenet.parallel.health import trace as module
@@ -30,8 +29,7 @@ FILES = ["trace-rank0.json.gz"]
 
 def a_run(comm: MPI.Intracomm, path: Path, profiled: str | None, **more: Any) -> RunFile:
     """Five steps over two partitions, whose workers are threads."""
-    scene = random_scene(path, (90, 121), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(path, [(90, 121)], comm)
     run = run_file(path, [scene], NETWORKS["valid"], tiles=TileKeys(2, 3), micro_batches=2)
     run = replace(run, steps=5, partitions=2, profile=ProfileKeys(profiled), **more)
     return replace(run, output=str(path / f"run of {profiled}"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from left_by_runs import rows, same_tensors, weights
 from mpi4py import MPI
-from test_same_as_whole_image import NETWORKS, run_file
+from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 from whole_image import random_scene
 
 from tilenet.errors import AgreedError, TilenetError
@@ -33,8 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def a_run(comm: MPI.Intracomm, path: Path, keys: NetworkKeys, **more: Any) -> RunFile:
     """Two steps of six tiles: a second step swaps to what the first has given back."""
-    scene = random_scene(path, (61, 83), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(path, [(61, 83)], comm)
     return replace(run_file(path, [scene], keys, **{"tiles": TileKeys(2, 3), **more}), steps=2)
 
 
