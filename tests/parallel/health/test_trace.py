@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import resource
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from left_by_runs import check_bits, rows
+from left_by_runs import check_bits, rows, stop_in
 from mpi4py import MPI
 from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 
@@ -125,20 +124,15 @@ def test_a_signal_within_a_trace_leaves_a_checkpoint_and_what_there_is_of_it(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(comm, shared_path, "2-4")
-    take, write = Step.take, module.TraceRecorder._write
+    write = module.TraceRecorder._write
     saved: list[bool] = []
-
-    def asked_in_the_third(self: Step, step: int, *rest: Any) -> Any:
-        if step == 2 and comm.rank == comm.size - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return take(self, step, *rest)
 
     def watched(*what: Any) -> None:
         saved.append((Path(run.output) / "checkpoints" / "step-00000003").exists())
         write(*what)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "take", asked_in_the_third)
+        stop_in(patch, comm, 3)
         patch.setattr(module.TraceRecorder, "_write", watched)
         assert train(run, comm=comm) == 75
     assert len(rows(run)) == 3
