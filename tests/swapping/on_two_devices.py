@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from second_device import add_second_device
-from test_flow import feed, term
-from test_pipeline import MODES, balance_of, images, made, options, piped, plain
+from test_flow import feed
+from test_pipeline import MODES, balance_of, images, made, options, piped, plain, term
 from torch import Tensor
 
 from tilenet.geometry.unet import UNetOptions
