@@ -26,7 +26,10 @@ from bench import render
 from bench.report import ROOT, Found, entry, environment
 
 # What benches take from tests: references, scenes, Slurm's virtual nodes
-TESTS = ("adoption", "exactness", "planning/memory", "swapping", "jobs/soak", "jobs/slurm")
+TESTS = (
+    *("adoption", "exactness", "training", "planning/memory", "swapping"),
+    *("jobs/soak", "jobs/slurm"),
+)
 
 
 def module_of(name: str) -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from mpi4py import MPI
-from whole_image import random_scene
+from test_same_as_whole_image import scenes_of
 
 from tilenet.__main__ import main
 from tilenet.data import survey as module
@@ -19,8 +19,7 @@ pytestmark = pytest.mark.ranks(1, 2, 3)
 def test_pixels_are_shared_by_ranks_and_printed_once(
     comm: MPI.Intracomm, shared_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = random_scene(shared_path, (157, 211), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [(157, 211)], comm)
     monkeypatch.setattr(module, "BLOCK_PX", 50)
     paths = [str(scene.image), "/nowhere.tif", str(scene.image)]
     labels = [str(scene.labels)] * 2 + [str(shared_path)]

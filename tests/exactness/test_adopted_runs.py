@@ -14,6 +14,7 @@ from mpi4py import MPI
 from safetensors.torch import load_file, save_file
 from shared_out import grids
 from test_same_as_whole_image import LR, STEPS, outcome_of, read_outcome, run_file, scenes_of
+from test_same_as_whole_image import check_same as check_outcomes
 from torch import nn
 from whole_image import IGNORE, Outcome, Scene, random_scene, standardised
 from zoo import SUMS, Sum, network
@@ -77,20 +78,7 @@ def wanted_of(name: str, batch_norm: str, fixed: tuple[str, ...] = ()) -> Outcom
 
 def check_same(comm: MPI.Intracomm, found: Outcome, wanted: Outcome, scene: Scene) -> None:
     """Losses, weights under the module's own names, and logits. Collective."""
-    assert found.weights.keys() == wanted.weights.keys()
-    apart = [
-        max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)),
-        max(
-            float((found.weights[one] - tensor).abs().max() / tensor.abs().max())
-            for one, tensor in wanted.weights.items()
-            if tensor.is_floating_point()
-        ),
-        float(np.abs(found.logits - wanted.logits)[:, scene.valid].max()),
-    ]
-    loss, weight, logit = (comm.allreduce(one, op=MPI.MAX) for one in apart)
-    assert loss <= 1e-12
-    assert weight <= 1e-10
-    assert logit <= 1e-11 * max(1.0, float(np.abs(wanted.logits).max()))
+    check_outcomes(comm, found, wanted, scene.valid, logits=1e-11)
 
 
 @pytest.mark.ranks((2, 3, 4))

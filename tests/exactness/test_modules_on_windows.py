@@ -1,6 +1,5 @@
 """Modules as they are, on windows: an approximation, but the same one on any ranks and tiles."""
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,8 @@ import rasterio
 import torch
 import torch.nn.functional as F
 from attending import network
+from left_by_runs import losses, same_tensors, weights
 from mpi4py import MPI
-from safetensors.torch import load_file
 from test_same_as_whole_image import SEED, STEPS, check_same, run_file, scenes_of
 from torch import nn
 from whole_image import IGNORE, Outcome, Scene, random_scene, standardised
@@ -103,12 +102,9 @@ def outcome_on_windows(run: RunFile, image: Path, comm: MPI.Intracomm, tile_px: 
     logits = Path(run.output) / "logits.tif"
     asked = Prediction(run.output, str(image), str(logits), "logits", tile_px, overwrite=True)
     predict(replace(asked, module=network(WINDOW, seed=9)), comm)
-    with (Path(run.output) / "history.csv").open() as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file)]
-    weights = load_file(Path(run.output) / "last" / "weights.safetensors")
     with rasterio.open(logits) as file:
         assert f"windows of {WINDOW} × {WINDOW} px" in file.tags()["TILENET_NOTE"]
-        return Outcome(losses, weights, file.read())
+        return Outcome(losses(run), weights(run), file.read())
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -190,9 +186,7 @@ def test_a_run_on_windows_resumes(shared_path: Path, comm: MPI.Intracomm) -> Non
     assert train(whole, comm=comm) == 0
     assert train(replace(parts, steps=1), comm=comm) == 0
     assert train(parts, resume=True, comm=comm) == 0
-    ways = [load_file(Path(run.output) / "last" / "weights.safetensors") for run in (whole, parts)]
-    assert ways[0].keys() == ways[1].keys()
-    assert all(torch.equal(ways[0][name], ways[1][name]) for name in ways[0])
+    assert same_tensors(weights(whole), weights(parts))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

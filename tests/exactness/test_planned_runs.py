@@ -1,6 +1,5 @@
 """From `tilenet plan` to `train --plan` and `predict --plan`: the result of the whole image."""
 
-import csv
 import json
 from contextlib import redirect_stdout
 from io import StringIO
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 import rasterio
 import yaml
+from left_by_runs import losses, rows, weights
 from mpi4py import MPI
-from safetensors.torch import load_file
 from test_same_as_whole_image import (
     LR,
     NETWORKS,
@@ -90,11 +89,8 @@ def trained_and_mapped(
     given = ["--output", "logits", "--plan", str(plan), "--device", "cpu"]
     assert main(["predict", *paths, *given]) == 0
     comm.Barrier()
-    with (folder / "run" / "history.csv").open() as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file)]
     with rasterio.open(logits) as file:
-        weights = load_file(folder / "run" / "last" / "weights.safetensors")
-        return Outcome(losses, weights, file.read())
+        return Outcome(losses(folder / "run"), weights(folder / "run"), file.read())
 
 
 PLANS = {
@@ -169,8 +165,7 @@ def test_planned_runs_that_swap_are_those_of_the_whole_image(
     outcome = trained_and_mapped(comm, shared_path, scene, keys, path)
     said = comm.bcast(capfd.readouterr().err)
     assert f", without {without / 2**20:.2f} MiB, there is {limit / 2**20:.2f} MiB" in said
-    with (shared_path / "run" / "history.csv").open() as file:
-        assert all(int(row["swap_out_bytes"]) > 0 for row in csv.DictReader(file))
+    assert all(int(row["swap_out_bytes"]) > 0 for row in rows(shared_path / "run"))
     wanted = wanted_of([scene], NETWORKS["same-nearest"])
     check_same(comm, outcome, wanted, scene.valid)
 

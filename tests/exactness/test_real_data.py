@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rasterio
+from mpi4py import MPI
 from outside.real_images import (
     CASES,
     arguments,
@@ -67,6 +68,30 @@ def test_losses_and_logits_are_those_of_plain_torch_on_the_whole_image(
     files = image_name(real, case.files)
     assert main(["predict", str(run), files, str(path), "--output", "logits"]) == 0
     check_logits(real, name, run, path)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("name", "options", "of_map"),
+    [
+        ("new_brunswick", "--mesh.rows 2 --mesh.columns 1", "--tile 120"),
+        ("custom_proj", "--halo_mode exchange", ""),
+        ("SN7", "--tiles.rows 3 --tiles.columns 2", ""),
+    ],
+)
+def test_over_two_ranks_they_are_the_same(
+    comm: MPI.Intracomm, real: Path, shared_path: Path, name: str, options: str, of_map: str
+) -> None:
+    case, run, path = CASES[name], shared_path / "run", shared_path / "map.tif"
+    given = [*arguments(real, name, run), *options.split()]
+    assert main([*given, "--steps", "0"]) == 0
+    assert main([*given, "--steps", "2", "--resume"]) == 0
+    files = image_name(real, case.files)
+    logits = ["predict", str(run), files, str(path), "--output", "logits", *of_map.split()]
+    assert main(logits) == 0
+    if comm.rank == 0:
+        check_losses(real, name, run / "checkpoints" / "step-00000000", run)
+        check_logits(real, name, run, path)
 
 
 @pytest.mark.parametrize("name", UNLABELLED)

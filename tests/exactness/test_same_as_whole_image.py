@@ -1,6 +1,5 @@
 """The promise: ranks and tiles never change the result."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 import rasterio
 import torch
+from left_by_runs import farthest, losses, weights
 from mpi4py import MPI
-from safetensors.torch import load_file
 from whole_image import Outcome, Scene, random_scene
 from whole_recipe import train_whole
 
@@ -89,21 +88,14 @@ def read_outcome(
     predict(
         Prediction(run.output, str(image), str(logits), "logits", tile_px, overwrite=True), comm
     )
-    with (Path(run.output) / "history.csv").open() as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file)]
-    weights = load_file(Path(run.output) / "last" / "weights.safetensors")
     with rasterio.open(logits) as file:
-        return Outcome(losses, weights, file.read())
+        return Outcome(losses(run), weights(run), file.read())
 
 
 def differences(found: Outcome, wanted: Outcome, valid: np.ndarray[Any, Any]) -> tuple[float, ...]:
     """Largest differences of losses, weights (relative to the tensor's largest) and logits."""
     loss = max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True))
-    assert found.weights.keys() == wanted.weights.keys()
-    weight = max(
-        float((found.weights[name] - tensor).abs().max() / tensor.abs().max())
-        for name, tensor in wanted.weights.items()
-    )
+    weight = farthest(found.weights, wanted.weights)
     assert np.isnan(found.logits[:, ~valid]).all()
     return loss, weight, float(np.abs(found.logits - wanted.logits)[:, valid].max())
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import rasterio
 import torch
-from left_by_runs import rows, weights
+from left_by_runs import losses as losses_of
+from left_by_runs import weights
 from mpi4py import MPI
 from shared_out import grids
 from test_same_as_whole_image import (
@@ -183,7 +184,7 @@ def test_dice_does_not_know_what_classes_weigh(
         run = a_run(shared_path, scenes, loss="dice", class_weights=weights_of_classes, **changes)
         run = replace(run, steps=8, output=str(shared_path / str(weights_of_classes)))
         assert train(run, comm=comm) == 0
-        losses.append([float(row["loss"]) for row in rows(run)])
+        losses.append(losses_of(run))
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
 
 
@@ -197,7 +198,7 @@ def test_where_all_that_is_labelled_weighs_nothing_dice_is_left(
         run = a_run(shared_path, scenes, loss=loss, class_weights=weighs, classes=4, halo_mode=mode)
         run = replace(run, output=str(shared_path / loss))
         assert train(run, comm=comm) == 0
-        found.append([float(row["loss"]) for row in rows(run)])
+        found.append(losses_of(run))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
     assert found[0][0] != found[0][-1] != 0
 

@@ -1,14 +1,11 @@
-"""Images on unlike grids, what of them is held out, and how a run on them ended."""
+"""Images on unlike grids, and what of them is held out."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rasterio
-import torch
 from mpi4py import MPI
-from safetensors.torch import load_file
 from test_same_as_whole_image import SEED, options_of
 from whole_image import IGNORE, Scene, random_scene
 
@@ -16,7 +13,6 @@ from tilenet.data.holdout import HeldOut, choose_held_out
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import unet_layers
 from tilenet.training.config.keys import NetworkKeys
-from tilenet.training.config.run_file import RunFile
 from tilenet.training.config.validation_keys import ValidationKeys
 
 NETWORK = NetworkKeys(poolings=2, convolutions=1, base=4, dropout=0.2)
@@ -71,17 +67,3 @@ def near_blocks(held: HeldOut, image: int, margin: int) -> np.ndarray:  # type: 
         right = min(col + held.block_px, found.shape[1]) + margin
         found[max(0, row - margin) : bottom, max(0, col - margin) : right] = True
     return found
-
-
-def outcome(run: RunFile) -> tuple[list[float], dict[str, torch.Tensor]]:
-    with (Path(run.output) / "history.csv").open() as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file)]
-    return losses, load_file(Path(run.output) / "last" / "weights.safetensors")
-
-
-def worst(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
-    assert found.keys() == wanted.keys()
-    gaps = [
-        (found[name] - tensor).abs().max() / tensor.abs().max() for name, tensor in wanted.items()
-    ]
-    return float(max(gaps))

@@ -36,6 +36,13 @@ def written(kind: MapKind) -> list[str]:
     return ["map.qml"] * (kind.bands == 1) + ["map.tif"] + ["map.tif.aux.xml"] * (kind.bands == 1)
 
 
+def write_map(source: Raster, path: str, kind: MapKind, values: np.ndarray | None = None) -> None:
+    """A map of a whole image at once, of these values or of any."""
+    with MapWriter(path, source, kind) as writer:
+        writer.write(source.whole, values_of(kind, source.size) if values is None else values)
+        writer.finish()
+
+
 def write_in_tiles(writer: MapWriter, values: np.ndarray, side: int) -> None:
     """As prediction does: own windows of tiles, the last ones beyond the raster's edge."""
     height, width = values.shape[1:]

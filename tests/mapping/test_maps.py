@@ -21,6 +21,7 @@ from maps_of_tests import (
     like,
     values_of,
     write_in_tiles,
+    write_map,
     written,
 )
 from rasterio._err import CPLE_AppDefinedError
@@ -40,7 +41,7 @@ AWKWARD = [(1, 1), (7, 513), (511, 3), (700, 1101), (1025, 640)]
 
 @pytest.mark.parametrize("kind", [CLASSES, SCORES, MANY_CLASSES])
 @pytest.mark.parametrize("size", AWKWARD, ids=str)
-def test_what_is_written_is_read_back(
+def test_what_is_written_is_read_back_from_a_cloud_optimised_geotiff(
     tmp_path: Path, write_raster: Write, size: tuple[int, int], kind: MapKind
 ) -> None:
     values, path = values_of(kind, size), tmp_path / "out" / "map.tif"
@@ -51,17 +52,19 @@ def test_what_is_written_is_read_back(
     with rasterio.open(path) as file:
         assert file.dtypes == (kind.dtype,) * kind.bands
         assert np.array_equal(file.read(), values, equal_nan=kind.dtype[0] == "f")
+        assert bool(file.overviews(1)) == (max(size) > 512)
+        assert file.profile["compress"] == "deflate"
+    assert cog_validate(path, strict=True, quiet=True) == (True, [], [])
     assert sorted(os.listdir(path.parent)) == written(kind)
 
 
-@pytest.mark.parametrize("kind", [CLASSES, SCORES])
+@pytest.mark.parametrize("kind", [CLASSES, SCALED, SCORES])
 def test_a_map_says_where_it_lies_and_what_its_values_mean(
     tmp_path: Path, write_raster: Write, kind: MapKind
 ) -> None:
     path = str(tmp_path / "map.tif")
-    with like(write_raster, (700, 1101)) as source, MapWriter(path, source, kind) as writer:
-        writer.write(source.whole, values_of(kind, source.size))
-        writer.finish()
+    with like(write_raster, (700, 1101)) as source:
+        write_map(source, path, kind)
     with rasterio.open(path) as file:
         assert file.transform == Affine(2, 0.1, 5e5, 0.1, -2, 4e6)
         assert file.crs == "EPSG:32630"
@@ -74,12 +77,7 @@ def test_a_map_says_where_it_lies_and_what_its_values_mean(
             assert table[255][3] == 0
         else:
             assert file.descriptions == ("water", "forest")
-
-
-def write_map(source: Raster, path: str, kind: MapKind) -> None:
-    with MapWriter(path, source, kind) as writer:
-        writer.write(source.whole, values_of(kind, source.size))
-        writer.finish()
+            assert (file.scales, file.offsets) == ((kind.scale,) * 2, (0, 0))
 
 
 def test_qgis_finds_names_and_colours_next_to_a_map(tmp_path: Path, write_raster: Write) -> None:
@@ -108,69 +106,6 @@ def test_qgis_finds_names_and_colours_next_to_a_map(tmp_path: Path, write_raster
             assert style.read_text() == "<qgis/>"
 
 
-@pytest.mark.parametrize("kind", [CLASSES, SCORES])
-@pytest.mark.parametrize("size", AWKWARD, ids=str)
-def test_a_map_is_a_valid_cloud_optimised_geotiff(
-    tmp_path: Path, write_raster: Write, kind: MapKind, size: tuple[int, int]
-) -> None:
-    path = str(tmp_path / "map.tif")
-    with like(write_raster, size) as source, MapWriter(path, source, kind) as writer:
-        write_in_tiles(writer, values_of(kind, size), 300)
-        writer.finish()
-    valid, errors, warnings = cog_validate(path, strict=True, quiet=True)
-    assert (valid, errors, warnings) == (True, [], [])
-    with rasterio.open(path) as file:
-        assert bool(file.overviews(1)) == (max(size) > 512)
-        assert file.profile["compress"] == "deflate"
-
-
-@pytest.mark.parametrize("kind", [CLASSES, MANY_CLASSES, SCORES])
-def test_overviews_of_classes_are_modes_and_those_of_scores_means(
-    tmp_path: Path, write_raster: Write, kind: MapKind
-) -> None:
-    """The mean of water and town is no forest."""
-    size, path = (700, 1100), str(tmp_path / "map.tif")
-    values = np.random.default_rng(3).choice([0, 2], (kind.bands, *size)).astype(kind.dtype)
-    with like(write_raster, size) as source, MapWriter(path, source, kind) as writer:
-        writer.write(source.whole, values)
-        writer.finish()
-    with rasterio.open(path, overview_level=0) as file:
-        found = file.read()
-    means = values.reshape(kind.bands, 350, 2, 550, 2).mean(axis=(2, 4))
-    if kind is SCORES:
-        assert np.array_equal(found, means)
-    else:
-        assert set(np.unique(found)) == {0, 2}
-        assert np.array_equal(found[means != 1], np.round(means / 2)[means != 1] * 2)
-
-
-def test_overviews_of_scaled_scores_are_means_of_pixels_with_data(
-    tmp_path: Path, write_raster: Write
-) -> None:
-    """255 says that there is no data; as a value it would pull the mean up."""
-    size, path = (700, 1100), str(tmp_path / "map.tif")
-    rng = np.random.default_rng(3)
-    values = rng.integers(0, 251, (2, *size)).astype("uint8")
-    values[:, rng.random(size) < 0.4] = 255
-    with like(write_raster, size) as source, MapWriter(path, source, SCALED) as writer:
-        writer.write(source.whole, values)
-        writer.finish()
-    with rasterio.open(path) as file:
-        assert (file.dtypes, file.nodata) == (("uint8", "uint8"), 255)
-        assert (file.scales, file.offsets) == ((1 / 250, 1 / 250), (0, 0))
-        assert file.descriptions == ("water", "forest")
-    with rasterio.open(path, overview_level=0) as file:
-        found = file.read()
-        assert file.nodata == 255
-    fours = np.where(values == 255, np.nan, values).reshape(2, 350, 2, 550, 2)
-    counts = np.isfinite(fours).sum(axis=(2, 4))
-    means = np.nansum(fours, axis=(2, 4)) / np.maximum(counts, 1)
-    assert np.array_equal(found == 255, counts == 0)
-    assert (counts == 0).any()
-    # Half a level is rounded up or down.
-    assert np.abs(found - means)[counts > 0].max() <= 0.5
-
-
 def test_names_of_classes_lie_beside_the_map_and_go_with_it(
     tmp_path: Path, write_raster: Write
 ) -> None:
@@ -180,12 +115,8 @@ def test_names_of_classes_lie_beside_the_map_and_go_with_it(
     kinds = {names: MapKind(1, "uint8", 255, names), ("water", "forest"): SCORES}
     beside.write_text("<PAMDataset><PAMRasterBand band='1'/></PAMDataset>")
     for classes, kind in kinds.items():
-        with (
-            like(write_raster, (70, 90)) as source,
-            MapWriter(str(path), source, kind) as writer,
-        ):
-            writer.write(source.whole, values_of(kind, source.size))
-            writer.finish()
+        with like(write_raster, (70, 90)) as source:
+            write_map(source, str(path), kind)
         assert beside.exists() == (kind.bands == 1)
         if beside.exists():
             told = ElementTree.parse(beside).findall("PAMRasterBand/CategoryNames/Category")
@@ -259,15 +190,10 @@ def test_what_a_killed_run_left_is_overwritten(tmp_path: Path, write_raster: Wri
     aside.mkdir()
     for name in ("0_0_70_90.raw", "35_0_35_90.raw", "map.tif", "0_0_9_9.raw.part"):
         (aside / name).write_bytes(bytes(6300))
-    values = values_of(CLASSES, (70, 90))
-    with (
-        like(write_raster, (70, 90)) as source,
-        MapWriter(str(folder / "map.tif"), source, CLASSES) as writer,
-    ):
-        writer.write(source.whole, values)
-        writer.finish()
+    with like(write_raster, (70, 90)) as source:
+        write_map(source, str(folder / "map.tif"), CLASSES)
     with rasterio.open(folder / "map.tif") as file:
-        assert np.array_equal(file.read(), values)
+        assert np.array_equal(file.read(), values_of(CLASSES, (70, 90)))
     assert sorted(os.listdir(folder)) == written(CLASSES)
 
 
@@ -411,9 +337,7 @@ def test_a_crs_that_geotiff_has_no_keys_for_stands_next_to_a_map(
 def test_a_rotated_grid_survives_a_map(tmp_path: Path, real: Path) -> None:
     path = str(tmp_path / "map.tif")
     with Raster(str(real / "umbra_mount_yasur_rotated.tif")) as source:
-        with MapWriter(path, source, CLASSES) as writer:
-            writer.write(source.whole, values_of(CLASSES, source.size))
-            writer.finish()
+        write_map(source, path, CLASSES)
         with rasterio.open(source.path) as original, rasterio.open(path) as file:
             assert original.transform.b != 0
             assert file.transform == original.transform
@@ -424,9 +348,8 @@ def test_four_scaled_scores_are_no_colours(tmp_path: Path, write_raster: Write) 
     kind, path = MapKind(4, "uint8", 255, ("a", "b", "c", "d"), 1 / 250), str(tmp_path / "map.tif")
     values = np.random.default_rng(1).integers(0, 2, (4, 9, 7)).astype(np.uint8)
     image = write_raster("image.tif", np.zeros((9, 7), np.uint8))
-    with Raster(image) as source, MapWriter(path, source, kind) as writer:
-        writer.write(source.whole, values)
-        writer.finish()
+    with Raster(image) as source:
+        write_map(source, path, kind, values)
     with rasterio.open(path) as file, Raster(path) as mapped:
         assert {colour.name for colour in file.colorinterp} <= {"gray", "undefined"}
         assert mapped.bands == (1, 2, 3, 4)

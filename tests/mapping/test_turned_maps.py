@@ -9,7 +9,7 @@ import pytest
 import rasterio
 import torch
 from mpi4py import MPI
-from test_map_parts import ask
+from test_map_parts import ask, interrupt
 from test_predict_norms import OPTIONS, Trained, scene_of, trained, worst
 from test_swept_maps import adopted
 from whole_image import Scene, extended, standardised
@@ -25,7 +25,6 @@ from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Mapper
 from tilenet.mapping.predict import predict
 from tilenet.mapping.prediction import Prediction
-from tilenet.mapping.writing.resume import MapResume
 
 SIZE = 93, 118  # rows and columns that no stride divides
 
@@ -165,20 +164,12 @@ def test_an_interrupted_map_goes_on_and_does_nothing_twice(
     wanted, _ = turned_map(made, scene, comm, "flips", tile_px=40)
     total = len(computed)
     computed.clear()
-    rounds, done = [], getattr(MapResume, where)
-
-    def until(*arguments: Any, **more: Any) -> None:
-        rounds.append(1)
-        if len(rounds) == at:
-            ask()
-        done(*arguments, **more)
-
     (shared_path / "map.tif").unlink(missing_ok=True)
     comm.Barrier()
     how = str(made.folder), str(scene.image), str(shared_path / "map.tif"), "probabilities", 40
     asked = Prediction(*how, device="cpu", resume=True, tta="flips")
     with monkeypatch.context() as patch:
-        patch.setattr(MapResume, where, until)
+        interrupt(patch, where, at, ask)
         assert predict(asked, comm)["stopped"]
     sums = list(shared_path.glob(".map.tif.pieces.part/sums-*.json"))
     assert 5 < len(sums) <= 20  # five norms of each turned image

@@ -15,6 +15,7 @@ from tilenet.model.origin import Origin, OriginTracker
 from tilenet.random_keys import uniform
 
 ROWS, COLS, CHANNELS = 19, 26, 5  # of the whole map
+KINDS = "cells", "channels", "samples"
 SIGMAS = 5  # one draw in two million lies further from the mean
 
 
@@ -120,7 +121,7 @@ def agree(one: Tensor, other: Tensor) -> float:
     return float((one == other).double().mean())
 
 
-@pytest.mark.parametrize("drops", ["cells", "channels", "samples"])
+@pytest.mark.parametrize("drops", KINDS)
 def test_other_keys_give_other_masks(drops: str) -> None:
     """Masks agree as far as chance has it, and no further."""
     p, rows = 0.4, (30 if drops == "cells" else 1)
@@ -196,10 +197,10 @@ def test_the_share_of_dropped_samples_is_the_probability(p: float) -> None:
     assert abs(share - p) <= SIGMAS * (p * (1 - p) / number) ** 0.5
 
 
-# --- both
+# --- these and whole channels
 
 
-@pytest.mark.parametrize("drops", ["cells", "samples"])
+@pytest.mark.parametrize("drops", KINDS)
 def test_gradients_pass_where_values_do(drops: str) -> None:
     dropout = KeyedDropout(Dropout(4, 4, 0.4, drops), 3, MaskKey(1, 2, (0, 1, 2, 3)))  # type: ignore[arg-type]
     x, weights = maps(4, 4, 5, 6).requires_grad_(), maps(4, 4, 5, 6, seed=2)
@@ -209,7 +210,7 @@ def test_gradients_pass_where_values_do(drops: str) -> None:
     assert 0 < int((out != 0).sum()) < out.numel()
 
 
-@pytest.mark.parametrize("drops", ["cells", "samples"])
+@pytest.mark.parametrize("drops", KINDS)
 def test_nothing_happens_outside_of_training_or_with_probability_0(drops: str) -> None:
     x = maps(30, 4, 5, 6)
     for p, training in ((0.9, False), (0.0, True)):
@@ -219,7 +220,7 @@ def test_nothing_happens_outside_of_training_or_with_probability_0(drops: str) -
     assert not torch.equal(dropout.train()(x), x)
 
 
-@pytest.mark.parametrize("drops", ["cells", "samples"])
+@pytest.mark.parametrize("drops", KINDS)
 def test_a_pipelines_micro_batch_brings_its_own_images(drops: str) -> None:
     key = MaskKey(1, 2, (0, 1, 2, 3))
     dropout = KeyedDropout(Dropout(4, 4, 0.5, drops), 3, key)  # type: ignore[arg-type]
@@ -232,7 +233,7 @@ def test_a_pipelines_micro_batch_brings_its_own_images(drops: str) -> None:
         dropout(x)
 
 
-@pytest.mark.parametrize("drops", ["cells", "samples"])
+@pytest.mark.parametrize("drops", KINDS)
 def test_masks_do_not_touch_torchs_generator(drops: str) -> None:
     torch.manual_seed(4)
     before = torch.get_rng_state()

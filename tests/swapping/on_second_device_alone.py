@@ -4,7 +4,6 @@ A program: a process that has the second device keeps it. It prints the cases as
 asks for "cuda" where it means a device that is not the CPU fails here, or leaves something unused.
 """
 
-import csv
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from left_by_runs import rows
 from mpi4py import MPI
 from second_device import PEAK_BYTES, USED, add_second_device
 from test_same_as_whole_image import NETWORKS, check_same, outcome_of, run_file
@@ -60,8 +60,7 @@ def compare(name: str, run: RunFile, image: Path, valid: Any) -> None:
     with on_the_second():
         found = outcome_of(other, COMM, image, 40)
     check_same(COMM, found, wanted, valid)
-    with (Path(other.output) / "history.csv").open() as file:
-        assert {row["peak_bytes"] for row in csv.DictReader(file)} == {str(PEAK_BYTES)}
+    assert {row["peak_bytes"] for row in rows(other)} == {str(PEAK_BYTES)}
     with no_trace([second]):  # what a proof leaves no trace of
         pass
     uses = {"set_device", "mem_get_info", "pinned", "event", "stream", "empty_cache"}

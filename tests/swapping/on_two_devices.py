@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from second_device import add_second_device
-from test_flow import feed, term
-from test_pipeline import MODES, balance_of, images, made, options, plain, summed
+from test_flow import feed
+from test_pipeline import MODES, balance_of, images, made, options, piped, plain, term
 from torch import Tensor
 
 from tilenet.geometry.unet import UNetOptions
 from tilenet.model.network import Network
-from tilenet.model.origin import Origin
 from tilenet.parallel.pipeline.pipe import Pipe
 
 CPU, SECOND = torch.device("cpu"), add_second_device()
@@ -26,31 +25,16 @@ NETWORKS = {
     "instance": options(norm="instance", upsampling="transposed"),
     "group": options(norm="group", poolings=1),
 }
-Engine = Callable[[Network, list[int], list[torch.device], Any, list[Tensor]], None]
+Engine = Callable[[Pipe, list[Tensor]], None]
 
 
-def by_gpipe(
-    network: Network,
-    balance: list[int],
-    devices: list[torch.device],
-    mode: Any,
-    batch: list[Tensor],
-) -> None:
-    outputs = Pipe(network, balance, devices, mode)(
-        batch, [Origin((n + 10,)) for n in range(len(batch))]
-    )
-    assert {output.device for output in outputs} == {devices[-1]}
-    summed(outputs).backward()
+def by_gpipe(pipe: Pipe, batch: list[Tensor]) -> None:
+    outputs, _ = piped(pipe, batch)
+    assert {output.device for output in outputs} == {pipe.devices[-1]}
 
 
-def in_flow(
-    network: Network,
-    balance: list[int],
-    devices: list[torch.device],
-    mode: Any,
-    batch: list[Tensor],
-) -> None:
-    Pipe(network, balance, devices, mode).train_in_flow(feed(batch), term, 3)
+def in_flow(pipe: Pipe, batch: list[Tensor]) -> None:
+    pipe.train_in_flow(feed(batch), term, 3)
 
 
 def compare(engine: Engine, wished: UNetOptions, partitions: int, mode: Any, seed: int) -> None:
@@ -64,7 +48,7 @@ def compare(engine: Engine, wished: UNetOptions, partitions: int, mode: Any, see
     network = made(wished)
     devices = [(CPU, SECOND)[(at + seed) % 2] for at in range(partitions)]
     threads = backward_threads(network)
-    engine(network, balance_of(len(network), partitions, seed), devices, mode, batch)
+    engine(Pipe(network, balance_of(len(network), partitions, seed), devices, mode), batch)
     places = {parameter.device.type for parameter in network.parameters()}
     assert places == {"cpu", "second"}, places
     assert not threads["cpu"] & threads["second"], "both devices go back in one thread"

@@ -12,7 +12,18 @@ import pytest
 import torch
 from grammar import generate
 from pairwise import pairs
-from test_pipeline import CPU, KINDS, balance_of, check, check_cuts, images, made, options, plain
+from test_pipeline import (
+    CPU,
+    KINDS,
+    balance_of,
+    check,
+    check_cuts,
+    images,
+    made,
+    options,
+    plain,
+    term,
+)
 from torch import Tensor
 
 from tilenet.adoption.adopt import adopt
@@ -24,13 +35,6 @@ from tilenet.parallel.pipeline.flow import MicroBatch
 from tilenet.parallel.pipeline.pipe import Pipe
 
 MODES = "never", "always"
-
-
-def term(number: int, output: Tensor) -> Tensor:
-    """A micro-batch's term of `test_pipeline.summed`."""
-    like = {"dtype": output.dtype, "device": output.device}
-    weights = torch.linspace(-1, 2, output.numel(), **like).view_as(output)
-    return (weights * output.square()).sum() * (number + 1)
 
 
 def feed(batch: Sequence[Tensor]) -> Iterator[MicroBatch]:

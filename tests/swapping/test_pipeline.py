@@ -53,14 +53,15 @@ def made(network_options: UNetOptions, dtype: torch.dtype = torch.float64) -> Ne
     return network.train()
 
 
+def term(number: int, output: Tensor) -> Tensor:
+    """A micro-batch's part of the loss, whose gradient differs in every cell."""
+    like = {"dtype": output.dtype, "device": output.device}
+    weights = torch.linspace(-1, 2, output.numel(), **like).view_as(output)
+    return (weights * output.square()).sum() * (number + 1)
+
+
 def summed(outputs: Sequence[Tensor]) -> Tensor:
-    """A loss whose gradient differs in every cell."""
-    total = outputs[0].new_zeros(())
-    for number, output in enumerate(outputs):
-        like = {"dtype": output.dtype, "device": output.device}
-        weights = torch.linspace(-1, 2, output.numel(), **like).view_as(output)
-        total = total + (weights * output.square()).sum() * (number + 1)
-    return total
+    return sum(map(term, itertools.count(), outputs), outputs[0].new_zeros(()))
 
 
 def plain(network: Network, batch: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:

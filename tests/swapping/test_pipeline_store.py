@@ -1,6 +1,7 @@
 """Maps that wait on the host change no bit, and micro-batches hardly add to the peak."""
 
 import gc
+import random
 import weakref
 from dataclasses import replace
 from itertools import pairwise
@@ -130,7 +131,7 @@ def test_nobody_reads_before_a_copy_has_ended(tmp_path: Path, lookahead: int, se
     balance = balance_of(len(made(wished)), 5, seed)
     _, wanted = piped(Pipe(made(wished), balance, [CPU] * 5, "always"), batch)
     copies = copies_to(tmp_path)
-    streams = LateStreams(seed)
+    streams = LateStreams(random.Random(seed))
     copies._streams = streams
     pipe = stored_pipe(made(wished), balance, "always", copies, lookahead=lookahead)
     for _ in range(2):

@@ -39,9 +39,7 @@ def measured(
     most = min(part.in_flight_bytes for part in plan.partitions)
     swapper = Swapper(0, 0, 0, FileSlabs(str(folder)), {CPU: most})
     if late:
-        streams = LateStreams(0)
-        streams._chance = Never(0)
-        swapper.copies._streams = streams  # type: ignore[assignment]
+        swapper.copies._streams = LateStreams(Never(0))  # type: ignore[assignment]
 
     def context(pipe: Any) -> Any:
         parts = zip(pipe.partitions, plan.partitions, strict=True)

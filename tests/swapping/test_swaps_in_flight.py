@@ -59,12 +59,12 @@ class LateStreams:
     """Stands in for several devices' streams; holds none of the memory that it copies from and to.
 
     Args:
-        seed: Of the times when copies end.
+        chance: When copies end.
         lazy: Who uses a tensor waits for it by itself, as what is queued on a device does.
     """
 
-    def __init__(self, seed: int, lazy: bool = False) -> None:
-        self._chance, self._lazy = random.Random(seed), lazy
+    def __init__(self, chance: random.Random, lazy: bool = False) -> None:
+        self._chance, self._lazy = chance, lazy
         self.sent: list[LateEvent] = []
         self.fetched: list[LateEvent] = []
         self.lost = 0
@@ -105,7 +105,7 @@ def late_swapper(
     folder: Path, limit: int, lookahead: int, seed: int, lazy: bool = False
 ) -> tuple[Any, LateStreams]:
     swapper = Swapper(limit, 0, lookahead, FileSlabs(str(folder), slab_bytes=3 * MAP))
-    streams = LateStreams(seed, lazy)
+    streams = LateStreams(random.Random(seed), lazy)
     swapper.copies._streams = streams  # type: ignore[assignment]
     return swapper, streams
 
@@ -188,8 +188,7 @@ class Never(random.Random):
 
 def test_a_pool_is_not_full_while_copies_from_it_are_under_way(tmp_path: Path) -> None:
     copies = HostCopies(FileSlabs(str(tmp_path), 12_288, 4096), SwapStatistics())
-    streams = LateStreams(0)
-    streams._chance = Never(3)
+    streams = LateStreams(Never(3))
     copies._streams = streams  # type: ignore[assignment]
     wanted = [torch.full((4096,), value, dtype=torch.uint8) for value in range(3, 9)]
     for value in wanted[:-3]:
@@ -214,8 +213,7 @@ def test_no_more_bytes_are_under_way_than_the_plan_leaves_to_copies(
 ) -> None:
     cpu, chance = torch.device("cpu"), random.Random(most)
     copies = HostCopies(FileSlabs(str(tmp_path)), SwapStatistics(), {cpu: most})
-    streams = LateStreams(0)
-    streams._chance = Never(3)
+    streams = LateStreams(Never(3))
     copies._streams = streams  # type: ignore[assignment]
     fullest = 0
     for _ in range(50):

@@ -17,17 +17,21 @@ from tilenet.training.config.run_file import RunFile
 from tilenet.training.step import Step
 
 
-def rows(run: RunFile, name: str = "history.csv") -> list[dict[str, str]]:
-    with (Path(run.output) / name).open(newline="") as file:
+def folder_of(run: RunFile | Path) -> Path:
+    return run if isinstance(run, Path) else Path(run.output)
+
+
+def rows(run: RunFile | Path, name: str = "history.csv") -> list[dict[str, str]]:
+    with (folder_of(run) / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def losses(run: RunFile) -> list[str]:
-    return [row["loss"] for row in rows(run)]
+def losses(run: RunFile | Path) -> list[float]:
+    return [float(row["loss"]) for row in rows(run)]
 
 
-def weights(run: RunFile) -> dict[str, torch.Tensor]:
-    found = load_file(Path(run.output) / "last" / "weights.safetensors")
+def weights(run: RunFile | Path) -> dict[str, torch.Tensor]:
+    found = load_file(folder_of(run) / "last" / "weights.safetensors")
     return {name: tensor.clone() for name, tensor in found.items()}
 
 
@@ -36,22 +40,28 @@ def same_tensors(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
     return all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
+def farthest(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """The largest difference of all tensors, each relative to its largest wanted value."""
+    assert found.keys() == wanted.keys()
+    apart = [
+        (found[name] - tensor).double().abs().max() / tensor.double().abs().max().clamp(min=1e-30)
+        for name, tensor in wanted.items()
+        if tensor.is_floating_point()  # how many tiles were counted is a rank's own affair
+    ]
+    return float(torch.stack(apart).max())
+
+
 def check_bits(found: RunFile, wanted: RunFile) -> None:
     assert losses(found) == losses(wanted)
     assert same_tensors(weights(found), weights(wanted))
 
 
 def check_close(found: RunFile, wanted: RunFile) -> None:
-    """Equal but for roundings; how many tiles were counted is a rank's own affair."""
+    """Equal but for roundings."""
     assert [row["step"] for row in rows(found)] == [row["step"] for row in rows(wanted)]
     for ours, theirs in zip(losses(found), losses(wanted), strict=True):
-        assert abs(float(ours) - float(theirs)) <= 1e-12
-    kept, others = weights(found), weights(wanted)
-    assert kept.keys() == others.keys()
-    for name, tensor in others.items():
-        if not name.endswith("num_batches_tracked"):
-            scale = max(float(tensor.abs().max()), 1e-30)
-            assert float((kept[name] - tensor).abs().max()) / scale <= 1e-10
+        assert abs(ours - theirs) <= 1e-12
+    assert farthest(weights(found), weights(wanted)) <= 1e-10
 
 
 def whole(run: RunFile, comm: MPI.Intracomm) -> RunFile:
@@ -68,10 +78,10 @@ def alone(run: RunFile, comm: MPI.Intracomm, **changes: Any) -> RunFile:
     return other
 
 
-def on_first(run: RunFile, comm: MPI.Intracomm, **options: bool) -> None:
+def on_first(run: RunFile, comm: MPI.Intracomm, *, resume: bool = False) -> None:
     """Train on rank 0 alone, while the others wait."""
     if comm.rank == 0:
-        assert train(run, comm=MPI.COMM_SELF, **options) == 0
+        assert train(run, comm=MPI.COMM_SELF, resume=resume) == 0
     comm.Barrier()
 
 

@@ -74,7 +74,7 @@ def test_steps_that_overflow_leave_no_trace(
     assert left["loss_scale"] == FIRST / 2**thrown
     assert len(set(said[: thrown + 1])) == 1  # the same weights, step after step
     assert len(set(said[thrown:])) == 20 - thrown  # and then it learns
-    assert float(said[-1]) < float(said[0])
+    assert said[-1] < said[0]
     # a run that begins with a scale that fits makes the same steps, to the bit
     monkeypatch.setattr(loss_scale, "FIRST", FIRST / 2**thrown)
     fits = replace(run, steps=20 - thrown, output=str(shared_path / "fits"))
@@ -118,7 +118,7 @@ def test_a_resumed_run_has_the_same_scale(
     monkeypatch.setattr(loss_scale, "PATIENCE", 4)  # so that it is doubled again, too
     run = a_run(comm, shared_path, steps=24)
     wanted = whole(run, comm)
-    assert float(losses(wanted)[-1]) < float(losses(wanted)[0])
+    assert losses(wanted)[-1] < losses(wanted)[0]
     for steps in (5, 18):  # while overflows last; and in the midst of calm steps
         assert train(replace(run, steps=steps), resume=True, comm=comm) == 0
     assert progress(run)["loss_scale"] != FIRST

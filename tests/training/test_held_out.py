@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import rasterio
 import torch
-from left_by_runs import alone, check_close
+from left_by_runs import alone, check_close, farthest, losses, weights
 from mpi4py import MPI
 from test_same_as_whole_image import LR, SEED, STEPS, options_of, run_file
 from unlike_scenes import (
@@ -19,8 +19,6 @@ from unlike_scenes import (
     held_out,
     mixed_scenes,
     near_blocks,
-    outcome,
-    worst,
 )
 from whole_image import IGNORE, Scene
 from whole_recipe import train_whole
@@ -62,9 +60,8 @@ def test_what_is_held_out_is_not_trained_on_in_images_of_any_grid(
     left = [int((scene.valid & (scene.classes != IGNORE)).sum()) for scene in hidden]
     assert min(left) > 0
     wanted = train_whole(hidden, options_of(NETWORK), STEPS, LR, SEED)
-    losses, weights = outcome(run)
-    assert max(abs(a - b) for a, b in zip(losses, wanted.losses, strict=True)) <= 1e-12
-    assert worst(weights, wanted.weights) <= 1e-10
+    assert max(abs(a - b) for a, b in zip(losses(run), wanted.losses, strict=True)) <= 1e-12
+    assert farthest(weights(run), wanted.weights) <= 1e-10
 
 
 @pytest.mark.ranks(2, 4)
@@ -120,7 +117,7 @@ def test_nothing_leaks_from_what_is_held_out(
                 if change:
                     changed(scenes, held_out(scenes, KEYS))
                 assert train(run, overwrite=True, comm=comm) == 0
-                found.append(outcome(run))
+                found.append((losses(run), weights(run)))
         return found
 
     before, after = both(0)
@@ -143,7 +140,7 @@ def test_averages_of_whole_images_are_said_to_leak(
         if change:
             changed(scenes, held_out(scenes, KEYS))
         assert train(run, overwrite=True, comm=comm) == 0
-        found.append(outcome(run)[0])
+        found.append(losses(run))
     assert found[0] != found[1]
     said = "too, but pools over whole images or crops (mean) are of held-out pixels as well"
     assert capfd.readouterr().err.count(said) == 2

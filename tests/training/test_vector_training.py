@@ -13,7 +13,16 @@ from mpi4py import MPI
 from rasterio.features import rasterize
 from rasterio.warp import transform
 from test_bad_input import training
-from test_same_as_whole_image import LR, NETWORKS, SEED, STEPS, check_same, options_of, outcome_of
+from test_same_as_whole_image import (
+    LR,
+    NETWORKS,
+    SEED,
+    STEPS,
+    check_same,
+    options_of,
+    outcome_of,
+    scenes_of,
+)
 from test_same_as_whole_image import run_file as run_of
 from whole_image import Scene, random_scene
 from whole_recipe import train_whole
@@ -89,8 +98,7 @@ def test_polygons_are_burned_as_the_run_began(comm: MPI.Intracomm, shared_path: 
 def test_that_labels_are_resampled_is_said_once(
     comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    scene = random_scene(shared_path, (70, 90), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [(70, 90)], comm)
     labels = shared_path / "moved.tif"
     if comm.rank == 0:
         with rasterio.open(scene.labels) as file:

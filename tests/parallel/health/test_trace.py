@@ -1,11 +1,9 @@
 """A trace of some steps: what it holds, that it changes nothing, and that a run outlives it."""
 
-import csv
 import gzip
 import json
 import os
 import resource
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from left_by_runs import check_bits, rows, stop_in
 from mpi4py import MPI
-from safetensors.torch import load_file
-from test_same_as_whole_image import NETWORKS, run_file
-from whole_image import random_scene
+from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 
 from tilenet.library.whole_run import train
 from tilenet.parallel.health import trace as module
@@ -31,16 +28,10 @@ FILES = ["trace-rank0.json.gz"]
 
 def a_run(comm: MPI.Intracomm, path: Path, profiled: str | None, **more: Any) -> RunFile:
     """Five steps over two partitions, whose workers are threads."""
-    scene = random_scene(path, (90, 121), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(path, [(90, 121)], comm)
     run = run_file(path, [scene], NETWORKS["valid"], tiles=TileKeys(2, 3), micro_batches=2)
     run = replace(run, steps=5, partitions=2, profile=ProfileKeys(profiled), **more)
     return replace(run, output=str(path / f"run of {profiled}"))
-
-
-def rows(run: RunFile) -> list[dict[str, str]]:
-    with (Path(run.output) / "history.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def events(run: RunFile) -> list[dict[str, Any]]:
@@ -90,9 +81,7 @@ def test_a_trace_holds_its_steps_and_changes_nothing(
     assert train(plain, comm=comm) == 0
     assert train(traced, comm=comm) == 0
     said = capsys.readouterr().err
-    ours, theirs = (load_file(Path(r.output) / "last/weights.safetensors") for r in (traced, plain))
-    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-    assert [row["loss"] for row in rows(traced)] == [row["loss"] for row in rows(plain)]
+    check_bits(traced, plain)
     assert (left(plain), left(traced)) == ([], FILES)
     if comm.rank > 0:
         assert "trace" not in said
@@ -135,20 +124,15 @@ def test_a_signal_within_a_trace_leaves_a_checkpoint_and_what_there_is_of_it(
     comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(comm, shared_path, "2-4")
-    take, write = Step.take, module.TraceRecorder._write
+    write = module.TraceRecorder._write
     saved: list[bool] = []
-
-    def asked_in_the_third(self: Step, step: int, *rest: Any) -> Any:
-        if step == 2 and comm.rank == comm.size - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return take(self, step, *rest)
 
     def watched(*what: Any) -> None:
         saved.append((Path(run.output) / "checkpoints" / "step-00000003").exists())
         write(*what)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Step, "take", asked_in_the_third)
+        stop_in(patch, comm, 3)
         patch.setattr(module.TraceRecorder, "_write", watched)
         assert train(run, comm=comm) == 75
     assert len(rows(run)) == 3

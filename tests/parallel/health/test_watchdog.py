@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from mpi4py import MPI
-from test_same_as_whole_image import NETWORKS, run_file
-from whole_image import random_scene
+from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 
 from tilenet.errors import TilenetError
 from tilenet.library.whole_run import train
@@ -125,8 +124,7 @@ def test_training_and_prediction_arm_it_around_all_that_may_hang(
         armed.append((doing, times))
 
     monkeypatch.setattr(Watchdog, "arm", arm)
-    scene = random_scene(shared_path, (97, 130), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [(97, 130)], comm)
     keys: Any = {"tiles": TileKeys(2, 3), "hang_seconds": 1234, "checkpoint_every": 2}
     run = replace(run_file(shared_path, [scene], NETWORKS["same-nearest"], **keys), steps=3)
     assert train(run, comm=comm) == 0

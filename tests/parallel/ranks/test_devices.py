@@ -16,8 +16,8 @@ from test_same_as_whole_image import (
     options_of,
     outcome_of,
     run_file,
+    scenes_of,
 )
-from whole_image import random_scene
 from whole_recipe import train_whole
 
 from tilenet.training.config.keys import GradientKeys, TileKeys
@@ -31,8 +31,7 @@ pytestmark = pytest.mark.ranks(1, 2)
 def test_lower_precision_is_near_float64(
     comm: MPI.Intracomm, shared_path: Path, precision: str, tolerance: float
 ) -> None:
-    scene = random_scene(shared_path, (97, 130), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [(97, 130)], comm)
     keys = NETWORKS["same-nearest"]
     run = run_file(shared_path, [scene], keys, tiles=TileKeys(2, 3))
     wanted = train_whole([scene], options_of(keys), STEPS, LR, SEED)
@@ -46,8 +45,7 @@ def test_lower_precision_is_near_float64(
 def test_the_size_of_pieces_never_changes_the_result(
     comm: MPI.Intracomm, shared_path: Path, piece_mb: float
 ) -> None:
-    scene = random_scene(shared_path, (97, 130), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [(97, 130)], comm)
     keys = NETWORKS["same-nearest"]
     gradients = GradientKeys("host", piece_mb)
     run = run_file(shared_path, [scene], keys, tiles=TileKeys(2, 3), gradients=gradients)
@@ -61,8 +59,7 @@ def test_the_size_of_pieces_never_changes_the_result(
 def test_a_gpu_gives_the_numbers_of_the_whole_image(comm: MPI.Intracomm, shared_path: Path) -> None:
     if torch.cuda.device_count() < comm.size:
         pytest.skip(f"{comm.size} ranks need as many GPUs, torch sees {torch.cuda.device_count()}")
-    scene = random_scene(shared_path, (97, 130), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(shared_path, [(97, 130)], comm)
     keys = NETWORKS["same-bilinear"]
     run = run_file(shared_path, [scene], keys, tiles=TileKeys(2, 3))
     wanted = train_whole([scene], options_of(keys), STEPS, LR, SEED)

@@ -1,14 +1,13 @@
 """What is swapped in a run: in each step's row, and in total at its end."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from left_by_runs import rows
 from mpi4py import MPI
-from test_same_as_whole_image import NETWORKS, run_file
-from whole_image import random_scene
+from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 
 from tilenet.library.whole_run import train
 from tilenet.parallel.health.rank_times import RankTimes
@@ -43,14 +42,8 @@ EVERYTHING: dict[str, Any] = {"swap": "all", "swapping": SwappingKeys(min_mib=0)
 
 
 def a_run(comm: MPI.Intracomm, path: Path) -> RunFile:
-    scene = random_scene(path, (97, 131), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(path, [(97, 131)], comm)
     return run_file(path, [scene], NETWORKS["same-nearest"], tiles=TileKeys(2, 2))
-
-
-def rows(run: RunFile) -> list[dict[str, str]]:
-    with (Path(run.output) / "history.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def mib(num_bytes: int) -> str:

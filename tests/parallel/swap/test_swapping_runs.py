@@ -1,16 +1,14 @@
 """Runs that swap: the same bits as runs that do not, whatever the ranks and the pipeline."""
 
-import csv
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from left_by_runs import rows, same_tensors, weights
 from mpi4py import MPI
-from safetensors.torch import load_file
-from test_same_as_whole_image import NETWORKS, run_file
+from test_same_as_whole_image import NETWORKS, run_file, scenes_of
 from whole_image import random_scene
 
 from tilenet.errors import AgreedError, TilenetError
@@ -35,8 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def a_run(comm: MPI.Intracomm, path: Path, keys: NetworkKeys, **more: Any) -> RunFile:
     """Two steps of six tiles: a second step swaps to what the first has given back."""
-    scene = random_scene(path, (61, 83), 1, write=comm.rank == 0)
-    comm.Barrier()
+    (scene,) = scenes_of(path, [(61, 83)], comm)
     return replace(run_file(path, [scene], keys, **{"tiles": TileKeys(2, 3), **more}), steps=2)
 
 
@@ -44,19 +41,16 @@ def outcome(run: RunFile, comm: MPI.Intracomm) -> Outcome:
     """Rows of history, and weights."""
     assert train(run, comm=comm) == 0
     comm.Barrier()
-    with (Path(run.output) / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    weights = load_file(Path(run.output) / "last" / "weights.safetensors")
+    left = rows(run), weights(run)
     comm.Barrier()
-    return rows, weights
+    return left
 
 
 def outcome_of_swapping(run: RunFile, comm: MPI.Intracomm, wanted: Outcome) -> Outcome:
     """Of a run that swaps: the same as wanted."""
     found = outcome(replace(run, output=f"{run.output}-{run.swap}"), comm)
     assert [row["loss"] for row in found[0]] == [row["loss"] for row in wanted[0]]
-    assert found[1].keys() == wanted[1].keys()
-    assert all(torch.equal(found[1][name], weight) for name, weight in wanted[1].items())
+    assert same_tensors(found[1], wanted[1])
     return found
 
 
