@@ -11,7 +11,7 @@ A pixel is valid where the file's pixel below its middle is: of the four that ar
 those without data do not count.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,12 @@ from rasterio.enums import ColorInterp, Resampling
 from rasterio.errors import CRSError
 from rasterio.vrt import WarpedVRT
 from rasterio.warp import transform
-from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.block_cache import BLOCKS, OWNERS
 from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
-from tilenet.data.rasters.location import remedy_when_read
 from tilenet.data.rasters.opening import GDAL_ERRORS, dtypes_of, reason
 from tilenet.data.rasters.remedies import AVERAGE, LIKE, SET_CRS
-from tilenet.data.rasters.rereading import read_from
+from tilenet.data.rasters.rereading import read_window
 from tilenet.errors import TilenetError
 from tilenet.geometry.pieces import within
 from tilenet.geometry.windows import Window, overlap
@@ -147,7 +145,7 @@ class OntoGrid:
         place = self._number, block.row, block.col
         planes = BLOCKS.get(*place)
         if planes is None:
-            planes = self._planes(self._view, block, block)
+            planes = self._planes(block, lambda place: self._view.read(window=place))
             BLOCKS.put(*place, planes)
         return planes
 
@@ -156,19 +154,10 @@ class OntoGrid:
         grid = self._first.transform @ Affine.translation(window.col, window.row) @ scale
         # Not read as other sizes are: GDAL would make all pixels of the grid first.
         with self._opened(grid, size, Resampling.nearest) as view:
-            return self._planes(view, Window(0, 0, *size), window)
+            return self._planes(window, lambda _: view.read())
 
-    def _planes(self, view: Any, part: Window, window: Window) -> NDArray[Any]:
-        place = FileWindow(part.col, part.row, part.width, part.height)
-        try:
-            return read_from(self.path, lambda: np.asarray(view.read(window=place)))
-        except GDAL_ERRORS as error:
-            raise TilenetError(
-                f"a raster must be readable everywhere ({self.path}: what lies under rows "
-                f"{window.row} to {window.row + window.height - 1}, columns {window.col} to "
-                f"{window.col + window.width - 1} of {self._first.name} cannot be read: "
-                f"{reason(error)}); {remedy_when_read(self.path)}"
-            ) from error
+    def _planes(self, window: Window, read: Callable[[Any], Any]) -> NDArray[Any]:
+        return np.asarray(read_window(self.path, window, read, self._first.name))
 
     @property
     def _dtype(self) -> np.dtype[Any]:
