@@ -343,7 +343,7 @@ class Raster:
                 values = self._files.read(self.bands, part)
                 black[row : row + height, col : col + width] = ~values.any(axis=0)
                 part_done()
-        return strip_runs(black, strip.row, self._files.height)
+        return strip_runs(black, strip.row)
 
     def _checked_bands(self, names: BandNames | None) -> tuple[int, ...]:
         files = self._files
