@@ -11,7 +11,7 @@ A pixel is valid where the file's pixel below its middle is: of the four that ar
 those without data do not count.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ from tilenet.data.rasters.opening import GDAL_ERRORS, dtypes_of, reason
 from tilenet.data.rasters.remedies import AVERAGE, LIKE, SET_CRS
 from tilenet.data.rasters.rereading import read_window
 from tilenet.errors import TilenetError
-from tilenet.geometry.pieces import within
-from tilenet.geometry.windows import Window, overlap
+from tilenet.geometry.pieces import pieces_of, within
+from tilenet.geometry.windows import Window
 
 BLOCK_PX = 256
 TOLERANCE_PX = 1e-9  # within which GDAL draws lines instead of moving pixels; rasterio takes no 0
@@ -133,10 +133,9 @@ class OntoGrid:
 
     def _joined(self, window: Window) -> NDArray[Any]:
         planes = np.empty((self._view.count, window.height, window.width), self._dtype)
-        for block in _blocks(window, self._first.shape):
-            both = overlap(block, window)
-            assert both is not None
-            in_block, in_window = within(both, block), within(both, window)
+        for piece in pieces_of(window, BLOCK_PX):
+            block = _block_around(piece, self._first.shape)
+            in_block, in_window = within(piece, block), within(piece, window)
             planes[:, in_window[0], in_window[1]] = self._block(block)[:, in_block[0], in_block[1]]
         return planes
 
@@ -177,11 +176,10 @@ def resampling_notes(files: Sequence[OntoGrid]) -> list[str]:
     return notes
 
 
-def _blocks(window: Window, size: tuple[int, int]) -> Iterator[Window]:
-    """The blocks of a grid that a window meets."""
-    for row in range(window.row // BLOCK_PX * BLOCK_PX, window.row + window.height, BLOCK_PX):
-        for col in range(window.col // BLOCK_PX * BLOCK_PX, window.col + window.width, BLOCK_PX):
-            yield Window(row, col, min(BLOCK_PX, size[0] - row), min(BLOCK_PX, size[1] - col))
+def _block_around(piece: Window, size: tuple[int, int]) -> Window:
+    """The block of a grid that a piece lies in."""
+    row, col = piece.row - piece.row % BLOCK_PX, piece.col - piece.col % BLOCK_PX
+    return Window(row, col, min(BLOCK_PX, size[0] - row), min(BLOCK_PX, size[1] - col))
 
 
 def _moved(x: Any, y: Any, source: Any, target: Any) -> tuple[NDArray[Any], NDArray[Any]]:
