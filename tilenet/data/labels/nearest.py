@@ -10,17 +10,13 @@ from rasterio.vrt import WarpedVRT
 
 from tilenet.data.rasters.bounds import bounds_of
 from tilenet.data.rasters.extent import check_overlap
+from tilenet.data.rasters.onto_grid import TOLERANCE_PX
 from tilenet.data.rasters.opening import GDAL_ERRORS, reason
 from tilenet.data.rasters.raster import Pixels, Raster
 from tilenet.data.rasters.remedies import NEAREST
 from tilenet.data.rasters.rereading import read_window
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
-
-# GDAL moves a few pixels of a row and draws lines between them, as far as this many pixels are
-# right. Its default, an eighth, takes the neighbour for one label in 500, and which depends on
-# where the row begins; rasterio takes no 0.
-TOLERANCE_PX = 1e-9
 
 
 class NearestPixels:

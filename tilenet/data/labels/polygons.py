@@ -41,18 +41,13 @@ class VectorLabels(LabelSource):
 
     def __init__(self, path: str, image: Raster, ignore_index: int, keys: VectorKeys) -> None:
         self.path, self.ignore_index, self.keys = path, ignore_index, keys
-        self._layer = VectorLayer(path, image, keys)
+        self.layer = VectorLayer(path, image, keys)
         self._number = next(OWNERS)
         self._transform = image.transform
         self.height, self.width = image.size
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state | {"_number": next(OWNERS)}  # another rank's number is taken here
-
-    @property
-    def layer(self) -> VectorLayer:
-        """The polygons' layer."""
-        return self._layer
 
     def close(self) -> None:
         """Forget burned blocks; the file is only open while it is read."""
@@ -77,7 +72,7 @@ class VectorLabels(LabelSource):
 
     def _polygons(self, window: Window) -> tuple[Polygons, NDArray[np.int64]]:
         """Polygons of a window and their classes."""
-        polygons = self._layer.polygons(bounds_of(self._transform, _with_margin(window)))
+        polygons = self.layer.polygons(bounds_of(self._transform, _with_margin(window)))
         keys = self.keys
         if keys.field is None:
             return polygons, np.full(len(polygons.values), keys.burn, np.int64)

@@ -32,7 +32,10 @@ from tilenet.geometry.pieces import pieces_of, within
 from tilenet.geometry.windows import Window
 
 BLOCK_PX = 256
-TOLERANCE_PX = 1e-9  # within which GDAL draws lines instead of moving pixels; rasterio takes no 0
+# GDAL moves a few pixels of a row and draws lines between them, as far as this many pixels are
+# right. Its default, an eighth, takes the neighbour for one label in 500, and which depends on
+# where the row begins; rasterio takes no 0.
+TOLERANCE_PX = 1e-9
 # Four pixels are interpolated, however wide GDAL finds them in a block, and all are read.
 KERNEL = {"XSCALE": 1, "YSCALE": 1, "SOURCE_EXTRA": 16, "SAMPLE_GRID": True}
 # Pixels of the file along one of the grid: of more, four would leave some out.
