@@ -27,7 +27,7 @@ from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
 from tilenet.data.rasters.opening import GDAL_ERRORS, dtypes_of, reason
 from tilenet.data.rasters.remedies import AVERAGE, LIKE, SET_CRS
 from tilenet.data.rasters.rereading import read_window
-from tilenet.errors import TilenetError
+from tilenet.errors import TilenetError, and_more
 from tilenet.geometry.pieces import pieces_of, within
 from tilenet.geometry.windows import Window
 
@@ -171,10 +171,9 @@ def resampling_notes(files: Sequence[OntoGrid]) -> list[str]:
     notes = []
     for method in dict.fromkeys(file.method for file in files):
         paths = list(dict.fromkeys(file.path for file in files if file.method == method))
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         notes.append(
-            f"bands of {paths[0]}{more} lie on another grid than the image and are resampled to it "
-            f"({method}); where they do not reach, pixels do not count"
+            f"bands of {and_more(paths)} lie on another grid than the image and are resampled to "
+            f"it ({method}); where they do not reach, pixels do not count"
         )
     return notes
 
