@@ -25,9 +25,6 @@ class Survey:
     Attributes:
         num_valid: Pixels with data.
         mean: Mean of each band over the valid pixels of all images.
-        std: Standard deviation of each band.
-        minimum: Smallest value of each band.
-        maximum: Largest value of each band.
         class_pixels: Labelled valid pixels of each class.
         classes_in_cells: Classes of the labelled valid pixels in each square cell of each image:
             (ceil(K / 8), rows, columns), a bit per class, class 0 the lowest bit of the first byte;
@@ -48,9 +45,6 @@ PER_BAND_OR_CLASS = tuple(field.name for field in fields(Survey))[1:-1]
 
 def save_survey(survey: Survey, path: Path, key: str) -> None:
     """Keep a survey.
-
-    Args:
-        key: Key of all that the survey depends on.
 
     Raises:
         TilenetError: It cannot be written.

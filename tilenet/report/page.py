@@ -29,7 +29,6 @@ def write_report(
     """Write a run's report; return its path.
 
     Args:
-        folder: Folder of the run.
         out: Path of the page; None: `report.html` in the folder.
         map_path: A class map of one of the run's images, to show parts of.
         maps: Without `map_path`: whether the network may map some places for the report.

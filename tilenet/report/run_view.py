@@ -29,11 +29,7 @@ CONFUSION = "step", "label", "predicted", "pixels"
 
 @dataclass(frozen=True)
 class RunView:
-    """The folder of a run.
-
-    Attributes:
-        folder: Path of the folder.
-    """
+    """The folder of a run."""
 
     folder: Path
 

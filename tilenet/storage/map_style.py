@@ -15,7 +15,6 @@ def style_text(names: Sequence[str], colours: Sequence[tuple[int, int, int, int]
     """Return the style of a map with classes as its values 0, 1, …
 
     Args:
-        names: Names of the classes.
         colours: Red, green, blue and alpha of each class, 0 to 255.
     """
     root = ElementTree.Element("qgis", {"styleCategories": "Symbology", MADE_BY[0]: MADE_BY[1]})

@@ -45,7 +45,6 @@ class History:
     """Appends rows; each stands in the file when `add` returns. Steps count from 1.
 
     Args:
-        path: Path of the file.
         steps_done: Rows of later steps are dropped: a run that goes on from a checkpoint repeats
             the steps that it had made since. Where the file has fewer columns, because an older
             version began it, missing values stay empty: they were not counted, which is not zero.

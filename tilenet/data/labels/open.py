@@ -22,8 +22,6 @@ def open_labels(
 
     Args:
         path: Any file that GDAL reads.
-        image: The image; labels are read on its grid.
-        ignore_index: Label of pixels that do not count.
         keys: Keys to burn polygons; None: as class 1.
 
     Raises:

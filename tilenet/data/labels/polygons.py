@@ -31,9 +31,6 @@ class VectorLabels(LabelSource):
 
     Args:
         path: Any file of polygons that GDAL reads.
-        image: The image; polygons are burned on its grid.
-        ignore_index: Label of pixels that do not count.
-        keys: Field, classes and order.
 
     Raises:
         TilenetError: See `VectorLayer`.

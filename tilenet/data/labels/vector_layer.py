@@ -53,7 +53,6 @@ class VectorLayer:
     """A layer of a vector file, and the image that it labels.
 
     Attributes:
-        name: Name of the layer.
         bounds: Bounds of all its features.
         num_features: Number of features by the file; -1 where its format does not know.
         fields: Names of its attributes.
@@ -61,8 +60,6 @@ class VectorLayer:
 
     Args:
         path: Any file that GDAL reads; GeoPackage, GeoJSON, Shapefile, FlatGeobuf …
-        image: The image.
-        keys: Names of the layer, its field and CRS.
 
     Raises:
         TilenetError: The layer or field does not exist, the layer holds points or lines, names no

@@ -52,7 +52,6 @@ class OntoGrid:
         nodata: The value without data; None: what the file says.
 
     Attributes:
-        path: Path of the file.
         method: `bilinear`, or `nearest` where numbers stand for colours or classes.
 
     Raises:

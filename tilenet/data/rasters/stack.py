@@ -63,7 +63,6 @@ class FileStack:
     Attributes:
         height, width: Size in pixels of the files.
         crs, transform: Those of the first file; no CRS without a transform.
-        georeferencing: Georeferencing of the first file.
         dtypes: One per band.
         bands: Names of each band.
         scaling: Scale and offset tags of each band.
@@ -185,8 +184,6 @@ class FileStack:
         """Values (C, H, W) of a window, in a dtype that holds those of all the bands.
 
         Args:
-            bands: Numbers of the bands.
-            window: Window within the files.
             size: Rows and columns that are taken of the window, evenly spread; None: all.
 
         Raises:
@@ -227,7 +224,6 @@ class FileStack:
             bands: Numbers of the bands that `values` (C, H, W) are of.
             values: Values of the window. Where they tell, no mask is read: that would decode every
                 block again that does not fit GDAL's cache, as with whole rows of a wide image.
-            window: The window.
             size: As in `read`.
 
         Raises:
@@ -257,7 +253,6 @@ class FileStack:
 
         Args:
             bands: Numbers of the bands that `values` (C, H, W) are of.
-            nodata: The value that says that there is no data.
         """
         valid = np.ones(values.shape[1:], np.bool_)
         owners = [self._places[number - 1][0] for number in bands]
@@ -273,7 +268,6 @@ class FileStack:
         """Where all files that are resampled have data, (H, W); None: no file is resampled.
 
         Args:
-            window: The window.
             size: As in `read`.
 
         Raises:
