@@ -1,5 +1,7 @@
 """Errors that a user can correct: each is one sentence, shown without a traceback."""
 
+from collections.abc import Sequence
+
 MOST_LETTERS = 1500
 
 
@@ -41,6 +43,12 @@ def printable(text: str) -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def and_more(names: Sequence[str], most: int = 1) -> str:
+    """The first of some names, and how many there are besides: `a.tif and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _cut(text: str, most: int) -> str:

@@ -22,15 +22,6 @@ def flat(held: HeldOut) -> np.ndarray:  # type: ignore[type-arg]
     return np.concatenate([blocks.ravel() for blocks in held.chosen])
 
 
-def test_blocks_cover_each_pixel_once() -> None:
-    counts = [np.zeros(size, int) for size in SIZES]
-    for image, window in blocks_of(SIZES, 16):
-        rows = slice(window.row, window.row + window.height)
-        counts[image][rows, window.col : window.col + window.width] += 1
-        assert max(window.height, window.width) <= 16
-    assert all((count == 1).all() for count in counts)
-
-
 @pytest.mark.parametrize(
     ("share", "count"), [(0.2, 16), (0.5, 39), (0.001, 1), (0.999, 77), (0.21, 16)]
 )

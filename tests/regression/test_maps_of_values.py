@@ -200,5 +200,5 @@ def test_a_record_without_a_task_is_of_classes(tmp_path: Path) -> None:
     assert (entry.pop("task"), entry.pop("unit")) == ("regression", "m")
     record = NetworkRecord.from_json(entry)
     assert (record.task, record.unit) == ("classification", None)
-    with pytest.raises(TilenetError, match="'x' is no task"):
+    with pytest.raises(TilenetError, match="'x' is none of classification, regression"):
         NetworkRecord.from_json(entry | {"task": "x"})

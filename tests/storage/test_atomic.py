@@ -16,7 +16,7 @@ def test_a_text_is_on_the_disk_before_its_name_and_the_name_after_it(
     aside.write_aside(text, tmp_path / "plan.json", "a plan")
     assert (tmp_path / "plan.json").read_text() == text + "\n"
     assert acts == [
-        ("sync", str(tmp_path / "plan.json.part")),
+        ("sync", str(tmp_path / ".plan.json.part")),
         ("rename", str(tmp_path / "plan.json")),
         ("sync", str(tmp_path)),
     ]

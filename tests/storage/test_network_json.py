@@ -112,7 +112,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
         ({"bands": [1, 2], "statistics": {"mean": [0, 0], "std": [1, 1]}}, "layer 0.*in_channels"),
         ({"statistics": {"mean": [float("nan"), 0, 0], "std": [1, 1, 1]}}, "finite statistics"),
         ({"resolution": "fine"}, "every key with its type"),
-        ({"precision": "float17"}, "is no precision"),
+        ({"precision": "float17"}, "'float17' is none of "),
     ],
     ids=lambda value: str(value)[:40],
 )

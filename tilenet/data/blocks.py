@@ -3,13 +3,12 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import overload
 
 from tilenet.geometry.windows import Window
 
 
-class Blocks(Sequence[tuple[int, Window]]):
-    """Sequence of (number of the image, window) of each block: image by image, row by row.
+class Blocks:
+    """(Number of the image, window) of each block by its number: image by image, row by row.
 
     A window is computed when it is read: an image of 10¹² pixels has a million of them.
 
@@ -26,13 +25,7 @@ class Blocks(Sequence[tuple[int, Window]]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, number: int) -> tuple[int, Window]: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[tuple[int, Window]]: ...
-    def __getitem__(self, number: int | slice) -> tuple[int, Window] | list[tuple[int, Window]]:
-        if isinstance(number, slice):
-            return [self[n] for n in range(*number.indices(len(self)))]
+    def __getitem__(self, number: int) -> tuple[int, Window]:
         number = range(len(self))[number]
         image = bisect_right(self._ends, number)
         first = self._ends[image - 1] if image else 0

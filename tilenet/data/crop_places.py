@@ -23,8 +23,6 @@ class CropPlaces:
     Attributes:
         classes_in_crops: Classes in the crop that begins at a cell, (planes, rows, columns) as in
             `Survey`: bits of classes, or one plane that is not 0 where anything is labelled.
-        cell_px: Side of a cell.
-        crop_px: Side of a crop.
     """
 
     classes_in_crops: NDArray[np.uint8]

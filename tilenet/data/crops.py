@@ -88,9 +88,7 @@ def holds_labels(
         own: A tile's own window of the turned region; it may reach over the region's edges, where
             nothing is labelled.
         region: Pixels of the image that count as the image.
-        symmetry: Turn of the region.
         cells: Cells of the image, not 0 where one holds a labelled pixel, (…, rows, columns).
-        cell_px: Side of a cell.
     """
     source = symmetry.source(own, region.height, region.width)
     rows, cols = (

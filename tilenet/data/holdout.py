@@ -62,8 +62,6 @@ class HeldOut:
         pixel. It takes memory of the window's size only.
 
         Args:
-            image: Number of the image.
-            window: Pixels of the image.
             margin_px: Pixels that are added on each side of a block.
         """
         held_out = np.zeros((window.height, window.width), np.bool_)
@@ -150,9 +148,6 @@ def choose_held_out(
     Args:
         labelled: Whether each block holds a labelled pixel, in the order of `blocks_of`.
         sizes: Height and width of each image.
-        block_px: Side of a block.
-        share: Share of the blocks.
-        seed: Seed of the run.
 
     Raises:
         TilenetError: Fewer than two blocks hold labels, so that there is nothing to share out.

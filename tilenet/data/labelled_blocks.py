@@ -9,40 +9,30 @@ from tilenet.data.blocks import Blocks
 from tilenet.data.labels.source import LabelSource, check_classes
 from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.windows import Window
-from tilenet.mpi import Intracomm
-from tilenet.parallel.health.signals import StopRequests
-from tilenet.parallel.health.watchdog import NEVER, Watchdog
-from tilenet.parallel.ranks.together import together
+from tilenet.parallel.ranks.together import RankControl, together
 
 PIECE_PX = 1024  # side of the pieces that are read at once: a block may be as large as an image
 
 
 def labelled_blocks(
-    labels: Sequence[LabelSource],
-    blocks: Blocks,
-    num_classes: int,
-    comm: Intracomm,
-    watchdog: Watchdog = NEVER,
-    requests: StopRequests | None = None,
+    labels: Sequence[LabelSource], blocks: Blocks, num_classes: int, control: RankControl
 ) -> NDArray[np.bool_]:
     """Whether each block holds a labelled pixel, (N,). Collective.
 
     Only labels are read, no pixels: they are the smaller files by far.
 
     Args:
-        labels: Labels of each image.
-        blocks: Blocks of the images.
         num_classes: Labels are 0 to this − 1.
-        watchdog: Armed for each piece of a block.
-        requests: Requests to stop.
+        control: The ranks; the watchdog is armed for each piece of a block.
 
     Raises:
         AgreedError: A file cannot be read there, or a label is no class.
         StopAgreed: A rank was asked to stop.
     """
+    comm, watchdog = control.comm, control.watchdog
     labelled = np.zeros(len(blocks), np.uint8)
     share = range(comm.rank, len(blocks), comm.size)
-    with together(comm, requests) as turns:
+    with together(comm, control.stop) as turns:
         for part, number in enumerate(share):
             image, window = blocks[number]
             for piece in pieces_of(window, max(1, PIECE_PX // labels[image].factor)):

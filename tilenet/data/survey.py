@@ -21,7 +21,7 @@ from tilenet.data.blocks import Blocks
 from tilenet.data.labels.source import LabelSource, check_classes
 from tilenet.data.rasters.raster import Pixels, Raster
 from tilenet.data.survey_record import Survey
-from tilenet.errors import AgreedError, TilenetError
+from tilenet.errors import AgreedError, TilenetError, and_more
 from tilenet.geometry.pieces import strips_of, within
 from tilenet.geometry.windows import Window
 from tilenet.mpi import Intracomm
@@ -301,7 +301,7 @@ def _check_finite(images: Sequence[Raster], stats: Survey) -> None:
     """
     for place, band in enumerate(images[0].bands):
         if not np.isfinite((stats.mean[place], stats.std[place])).all():
-            paths = f"{images[0].path}{f' and {len(images) - 1} more' if len(images) > 1 else ''}"
+            paths = and_more([image.path for image in images])
             raise AgreedError(
                 f"pixels must be small enough for the sum of their squares ({paths}, band {band}: "
                 f"{stats.minimum[place]:g} to {stats.maximum[place]:g}); name a value that means "

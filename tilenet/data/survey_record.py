@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from tilenet.errors import TilenetError
+from tilenet.storage.atomic import aside
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,6 @@ class Survey:
     Attributes:
         num_valid: Pixels with data.
         mean: Mean of each band over the valid pixels of all images.
-        std: Standard deviation of each band.
-        minimum: Smallest value of each band.
-        maximum: Largest value of each band.
         class_pixels: Labelled valid pixels of each class.
         classes_in_cells: Classes of the labelled valid pixels in each square cell of each image:
             (ceil(K / 8), rows, columns), a bit per class, class 0 the lowest bit of the first byte;
@@ -48,9 +46,6 @@ PER_BAND_OR_CLASS = tuple(field.name for field in fields(Survey))[1:-1]
 def save_survey(survey: Survey, path: Path, key: str) -> None:
     """Keep a survey.
 
-    Args:
-        key: Key of all that the survey depends on.
-
     Raises:
         TilenetError: It cannot be written.
     """
@@ -58,16 +53,14 @@ def save_survey(survey: Survey, path: Path, key: str) -> None:
     arrays["num_valid"] = np.array([survey.num_valid])
     for number, planes in enumerate(survey.classes_in_cells):
         arrays[f"classes_in_cells.{number}"] = np.ascontiguousarray(planes)
-    part = path.with_name(f"{path.name}.part")
     try:
-        save_file(arrays, part, {"key": key, "digest": _digest(arrays)})
-        # safetensors keeps its files to the owner; a run's other files follow the umask
-        mask = os.umask(0)
-        os.umask(mask)
-        part.chmod(0o666 & ~mask)
-        part.replace(path)
+        with aside(path) as part:
+            save_file(arrays, part, {"key": key, "digest": _digest(arrays)})
+            # safetensors keeps its files to the owner; a run's other files follow the umask
+            mask = os.umask(0)
+            os.umask(mask)
+            part.chmod(0o666 & ~mask)
     except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
         raise TilenetError(
             f"a survey must be written to a folder that can be written ({path}: {error}); make "
             "room there"

@@ -19,8 +19,6 @@ class LabelFile:
     """Labels of an image.
 
     Attributes:
-        path: File of the labels.
-        ignore_index: Label of pixels that do not count.
         vectors: Rules for burning polygons; None: as class 1.
     """
 

@@ -16,7 +16,6 @@ class Origin:
     """Facts from the folder of the training run.
 
     Attributes:
-        architecture: Name of the network's architecture.
         pixel_m: Side of a pixel that the network was trained on, in metres; None: not known.
     """
 
@@ -30,12 +29,10 @@ class Description:
 
     Attributes:
         file: Name of the file.
-        record: The checkpoint's.
         output: `logits` or `probabilities`.
         tile: The windows that it is run on.
         least_px: Least side of other windows that it takes; None: it takes no others.
         dtype: dtype of its input and output, by numpy's name.
-        num_parameters: Number of its parameters.
         trained: Time at which its checkpoint was written, in UTC by RFC 3339.
         origin: Facts on the training run.
     """

@@ -18,7 +18,6 @@ class ExportTile:
     """A square window with its halo.
 
     Attributes:
-        px: Side of the window.
         overlap_percent: Share of its side that it has in common with the next window: at least the
             halos of both.
         on_grid: Whether windows with this overlap begin on the network's grid, as tiles of maps do.

@@ -32,7 +32,6 @@ class Curve:
     """A line over the steps of a run.
 
     Attributes:
-        name: Name in the legend.
         steps: Numbers of the steps, ascending.
         values: One value per step; those that are not finite are left out.
         smooth: Whether values are noisy: they are drawn pale, below their moving mean.
@@ -55,7 +54,6 @@ def curves(
     """Draw a chart of lines over steps with a legend; return its `uri` and `alt`.
 
     Args:
-        lines: Curves to draw.
         alt: Description of the chart for readers who do not see it.
         unit: Label of the vertical axis.
         mark: Step, value and name of a point to mark.

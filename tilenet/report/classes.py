@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.report.learning import best_row
 from tilenet.report.run_view import RunView, Section
 
 MOST_CLASSES = 24  # of a matrix that is still readable
@@ -50,9 +49,9 @@ def _steps(view: RunView) -> list[tuple[float, str]]:
         confusion = view.confusion
         return [] if confusion is None else [(float(confusion.columns["step"].max()), "Last")]
     last = float(view.validation.columns["step"][-1])
-    if (at := best_row(view.validation, view.score)) is None:
+    if view.best is None:
         return [(last, "Last")]
-    best = float(view.validation.columns["step"][at])
+    best, _ = view.best
     return [(last, "Best and last")] if best == last else [(best, "Best"), (last, "Last")]
 
 

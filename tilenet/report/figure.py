@@ -1,12 +1,11 @@
 """Figures of matplotlib, which is loaded when one is drawn, without a window system."""
 
 import base64
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilenet.errors import TilenetError
+from tilenet.storage.atomic import aside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,18 +27,13 @@ def data_uri(png: bytes) -> str:
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write next to the target and rename, so that no half picture is ever there."""
-    path = Path(path)
+    """Write a picture in the format of its ending, or as png without one."""
     ending = path.suffix.removeprefix(".").lower() or "png"
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        figure.savefig(part, format=ending)
-        part.replace(path)
+        with aside(path) as part:
+            figure.savefig(part, format=ending)
     except (OSError, ValueError) as error:  # ValueError: an ending that matplotlib does not know
         raise TilenetError(
             f"the picture must go where it can be written, as png, pdf or svg ({path}: {error}); "
             "choose another path"
         ) from error
-    finally:
-        with suppress(OSError):  # the file system may be read-only
-            part.unlink(missing_ok=True)

@@ -5,8 +5,6 @@ from numpy.typing import NDArray
 
 from tilenet.report.charts import Curve, curves
 from tilenet.report.run_view import RunView, Section
-from tilenet.scores import SMALLEST
-from tilenet.storage.tables import RunTable
 
 SCORES = (
     ("mean_iou", "mean IoU"),
@@ -15,14 +13,6 @@ SCORES = (
     ("rmse", "RMSE"),
     ("mae", "MAE"),
 )
-
-
-def best_row(table: RunTable, score: str) -> int | None:
-    """The row of the best validation: of the smallest loss, or of the largest other score."""
-    values = table.column(score)
-    if values is None:
-        return None
-    return int(np.nanargmin(values) if score in SMALLEST else np.nanargmax(values))
 
 
 def learning(view: RunView) -> Section:
@@ -59,9 +49,9 @@ def validation(view: RunView) -> Section:
     if table is None or not lines:
         missing = "This run has no validation.csv: nothing was held out (validation.share)."
         return {"notes": [missing]}
-    at, mark, best = best_row(table, view.score), None, ""
-    if at is not None:
-        step, value = table.columns["step"][at], table.columns[view.score][at]
+    mark, best = None, ""
+    if view.best is not None:
+        step, value = view.best
         best = f"The best by {view.score} is {value:.4g}, of step {step:,.0f}."
         if view.score in dict(SCORES):
             mark = step, value, f"best {value:.4g}, step {step:,.0f}"
@@ -115,10 +105,9 @@ def overfitting(view: RunView) -> str | None:
 
 def _advice(view: RunView) -> str:
     advice = "fewer steps, more images, augment or network.dropout help"
-    if view.validation is None or (row := best_row(view.validation, view.score)) is None:
+    if view.best is None:
         return advice
-    step = view.validation.columns["step"][row]
-    return f"the checkpoint best is that of step {step:,.0f}, by {view.score}; {advice}"
+    return f"the checkpoint best is that of step {view.best[0]:,.0f}, by {view.score}; {advice}"
 
 
 def _median(values: NDArray[np.float64]) -> float:

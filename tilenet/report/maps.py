@@ -76,8 +76,6 @@ def computed_maps(view: RunView, image: Raster, blocks: Sequence[Window]) -> Sma
     """Map windows of an image with a run's newest checkpoint, on this process alone.
 
     Args:
-        view: The run.
-        image: The image.
         blocks: Windows that places are taken from; empty: the whole image.
 
     Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tilenet.errors import TilenetError
 from tilenet.parallel.health.progress import say
 from tilenet.report.classes import classes
-from tilenet.report.learning import best_row, learning, overfitting, validation
+from tilenet.report.learning import learning, overfitting, validation
 from tilenet.report.places import places
 from tilenet.report.resources import resources
 from tilenet.report.run_view import RunView, Section
@@ -29,7 +29,6 @@ def write_report(
     """Write a run's report; return its path.
 
     Args:
-        folder: Folder of the run.
         out: Path of the page; None: `report.html` in the folder.
         map_path: A class map of one of the run's images, to show parts of.
         maps: Without `map_path`: whether the network may map some places for the report.
@@ -116,9 +115,8 @@ def _facts(view: RunView) -> list[tuple[str, object]]:
         loss = view.history.column("loss")
         if loss is not None:
             lines.append(("last loss", f"{loss[-1]:.5g}"))
-    if view.validation is not None and (at := best_row(view.validation, view.score)) is not None:
-        columns = view.validation.columns
-        value, step = columns[view.score][at], columns["step"][at]
+    if view.best is not None:
+        step, value = view.best
         lines.append((f"best {view.score}", f"{value:.4f}, step {step:,.0f}"))
     if facts.get("parameters"):
         lines.append(("network", f"{facts['layers']} layers, {facts['parameters']:,} parameters"))

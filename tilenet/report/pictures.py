@@ -58,7 +58,6 @@ def overlaid(
     """A picture (3, H, W) under half transparent labels.
 
     Args:
-        picture: The image.
         labels: (H, W).
         painted: (H, W); where they are painted. Labels there are 0 or more.
         opacity: 0: labels are invisible; 1: labels hide the picture.

@@ -32,7 +32,6 @@ def places(view: RunView, map_path: str | None = None, *, compute: bool = True) 
     """Places with many errors: of a finished map, or of windows that the network maps now.
 
     Args:
-        view: The run.
         map_path: A class map of one of its images; None: the network makes maps of small windows.
         compute: Whether the network may run.
 

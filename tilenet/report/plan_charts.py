@@ -84,7 +84,6 @@ def plot_level_bytes(
         encoder: Bytes of the encoder at each level, the full resolution first.
         decoder: Bytes of the decoder at the same levels; it may lack the lowest ones.
         path: The picture; its ending chooses the format.
-        title: Title above both panels.
 
     Raises:
         TilenetError: matplotlib is missing, or the picture cannot be written.

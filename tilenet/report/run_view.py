@@ -6,10 +6,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tilenet.data.rasters.location import is_remote
 from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError, UsageError
 from tilenet.parallel.health.rank_times import TIMINGS
+from tilenet.scores import SMALLEST
 from tilenet.storage.checkpoints import find_checkpoint, load_json
 from tilenet.storage.network_json import NetworkRecord
 from tilenet.storage.strict_json import parsed_json
@@ -26,11 +29,7 @@ CONFUSION = "step", "label", "predicted", "pixels"
 
 @dataclass(frozen=True)
 class RunView:
-    """The folder of a run.
-
-    Attributes:
-        folder: Path of the folder.
-    """
+    """The folder of a run."""
 
     folder: Path
 
@@ -113,6 +112,15 @@ class RunView:
     def score(self) -> str:
         """Name of the score that chooses the best validation."""
         return "mean_iou" if self.run is None else self.run.score
+
+    @property
+    def best(self) -> tuple[float, float] | None:
+        """Step and score of the best validation; None: there is none."""
+        scores = None if self.validation is None else self.validation.column(self.score)
+        if self.validation is None or scores is None:
+            return None
+        row = np.nanargmin(scores) if self.score in SMALLEST else np.nanargmax(scores)
+        return float(self.validation.columns["step"][row]), float(scores[row])
 
     def path_of(self, path: str) -> str:
         """A file of the run, also where the report is made in another directory."""

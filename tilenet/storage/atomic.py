@@ -5,7 +5,8 @@ power cut there is the old file or the new one, never an empty one or none.
 """
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tilenet.errors import TilenetError
@@ -35,6 +36,22 @@ def put(part: str | Path, path: str | Path) -> None:
     sync(os.path.dirname(os.path.abspath(path)))
 
 
+@contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """A path next to another one, which a file written there in the context takes at its end.
+
+    Raises:
+        OSError: As of `put`.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        put(part, path)
+    finally:
+        with suppress(OSError):  # the file system may have become read-only
+            part.unlink(missing_ok=True)
+
+
 def write_aside(text: str, path: Path, what: str, *, executable: bool = False) -> None:
     """Write a text and a line end to a file, atomically.
 
@@ -45,15 +62,12 @@ def write_aside(text: str, path: Path, what: str, *, executable: bool = False) -
     Raises:
         TilenetError: The file cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(text + "\n", encoding="utf-8")
-        if executable:
-            part.chmod(0o755)
-        put(part, path)
+        with aside(path) as part:
+            part.write_text(text + "\n", encoding="utf-8")
+            if executable:
+                part.chmod(0o755)
     except OSError as error:
-        with suppress(OSError):  # the file system may have become read-only
-            part.unlink(missing_ok=True)
         raise TilenetError(
             f"{what} must be written to a place that can be written ({path}: {error.strerror}); "
             "name another file"

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,14 +123,25 @@ def mark_best(run: Path, checkpoint: Path, keep: int = 2) -> None:
     Raises:
         TilenetError: The run's folder cannot be written.
     """
-    try:
+    with _writable(run / "best"):
         if not _same(run / "best", checkpoint):
             link(run, "best", checkpoint)
             _delete_old(run, keep)
+
+
+@contextlib.contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    """Name a run's folder, or a link in it, in errors of the system on writing there.
+
+    Raises:
+        TilenetError: It cannot be written.
+    """
+    try:
+        yield
     except OSError as error:
         raise TilenetError(
-            f"a run's folder must be writable ({run / 'best'}: {error.strerror}); make room there "
-            "and run again with --resume"
+            f"a run's folder must be writable ({path}: {error.strerror}); make room there and run "
+            "again with --resume"
         ) from error
 
 
@@ -211,7 +222,7 @@ def set_aside(run: Path, broken: list[Path], whole: Path) -> None:
     Raises:
         TilenetError: The run's folder cannot be written.
     """
-    try:
+    with _writable(run):
         if not _same(run / "last", whole):
             link(run, "last", whole)
         for folder in broken:
@@ -224,11 +235,6 @@ def set_aside(run: Path, broken: list[Path], whole: Path) -> None:
                     name = f"broken-{folder.name}.{again}"
                 folder.rename(folder.with_name(name))
         _clear_left(run)
-    except OSError as error:
-        raise TilenetError(
-            f"a run's folder must be writable ({run}: {error.strerror}); make room there and run "
-            "again with --resume"
-        ) from error
 
 
 def mend_links(run: Path) -> None:
@@ -237,7 +243,7 @@ def mend_links(run: Path) -> None:
     Raises:
         TilenetError: The run's folder cannot be written.
     """
-    try:
+    with _writable(run):
         for name in ("last", "best"):
             copy = run / name
             if copy.is_symlink() or not copy.is_dir():
@@ -252,11 +258,6 @@ def mend_links(run: Path) -> None:
                 same[0].parent.mkdir(exist_ok=True)
                 copy.rename(same[0])
             link(run, name, same[-1])
-    except OSError as error:
-        raise TilenetError(
-            f"a run's folder must be writable ({run}: {error.strerror}); make room there and run "
-            "again with --resume"
-        ) from error
 
 
 def _same_whole(checkpoint: Path, other: Path) -> bool:

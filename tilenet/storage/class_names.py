@@ -46,7 +46,6 @@ def names_in_map(path: str, tags: Mapping[str, str]) -> tuple[str, ...]:
     """Names of a map's values 0, 1, …, from GDAL's file next to it, else from its tags.
 
     Args:
-        path: Path of the map.
         tags: Tags of its band: tilenet writes the names there too, for maps that are copied alone.
 
     Returns:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tilenet.storage.atomic import put
+from tilenet.storage.atomic import aside
 
 MADE_BY = ("made-by", "tilenet")  # QGIS leaves it out when a user saves another style
 HEAD = "<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>\n"
@@ -15,7 +15,6 @@ def style_text(names: Sequence[str], colours: Sequence[tuple[int, int, int, int]
     """Return the style of a map with classes as its values 0, 1, …
 
     Args:
-        names: Names of the classes.
         colours: Red, green, blue and alpha of each class, 0 to 255.
     """
     root = ElementTree.Element("qgis", {"styleCategories": "Symbology", MADE_BY[0]: MADE_BY[1]})
@@ -49,9 +48,5 @@ def put_style(map_path: str, style: str | None) -> None:
     if style is None:
         path.unlink(missing_ok=True)
         return
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with aside(path) as part:
         part.write_text(style, encoding="utf-8")
-        put(part, path)
-    finally:
-        part.unlink(missing_ok=True)

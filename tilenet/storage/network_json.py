@@ -138,11 +138,11 @@ class NetworkRecord:
                 std=tuple(float(x) for x in entry["statistics"]["std"]),
                 resolution=_number(entry["resolution"]),
                 nodata=nodata if isinstance(nodata := entry["nodata"], str) else _number(nodata),
-                precision=_known(entry["precision"]),
+                precision=_one_of(get_args(Precision), entry["precision"]),
                 epsilon_px=int(entry["epsilon_px"]),
                 band_names=_names(entry.get("band_names")),  # older files have none
                 names=_weight_names(entry.get("names")),
-                task=_task(entry.get("task", TASKS[0])),
+                task=_one_of(TASKS, entry.get("task", TASKS[0])),
                 unit=None if entry.get("unit") is None else str(entry["unit"]),
                 all_bands=bool(entry.get("all_bands", False)),
                 scaling=_scaling(entry.get("scaling")),
@@ -209,16 +209,10 @@ def _number(value: Any) -> float | None:
     return None if value is None else value + 0.0
 
 
-def _known(precision: str) -> str:
-    if precision not in get_args(Precision):
-        raise ValueError(f"{precision!r} is no precision")
-    return precision
-
-
-def _task(task: str) -> str:
-    if task not in TASKS:
-        raise ValueError(f"{task!r} is no task")
-    return task
+def _one_of(words: tuple[str, ...], word: str) -> str:
+    if word not in words:
+        raise ValueError(f"{word!r} is none of {', '.join(words)}")
+    return word
 
 
 def _scaling(entry: list[list[float]] | None) -> tuple[tuple[float, float], ...] | None:

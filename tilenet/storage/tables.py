@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilenet.errors import TilenetError
-from tilenet.storage.atomic import put
+from tilenet.storage.atomic import aside
 
 COLUMNS = (
     "step",
@@ -45,7 +45,6 @@ class History:
     """Appends rows; each stands in the file when `add` returns. Steps count from 1.
 
     Args:
-        path: Path of the file.
         steps_done: Rows of later steps are dropped: a run that goes on from a checkpoint repeats
             the steps that it had made since. Where the file has fewer columns, because an older
             version began it, missing values stay empty: they were not counted, which is not zero.
@@ -70,7 +69,6 @@ class History:
         whole: bool = False,
     ) -> None:
         self.path, self.torn = path, False
-        aside = path.with_name(f".{path.name}.part")
         try:
             rows: list[list[str]] = []
             if steps_done > 0 and path.exists():
@@ -82,13 +80,10 @@ class History:
             if whole:
                 _check_whole(path, rows, steps_done)
             # Aside and renamed: the old rows are never missing from the disk.
-            with aside.open("w", newline="") as file:
+            with aside(path) as part, part.open("w", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([columns, *rows])
-            put(aside, path)
             self._file = path.open("a", newline="")
         except OSError as error:
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
             raise TilenetError(
                 f"{path.name} must be writable ({path}: {error.strerror}); choose another output"
             ) from error

@@ -40,7 +40,6 @@ class Scalars:
     once, and the run goes on without.
 
     Args:
-        run: Folder of the run.
         steps_done: Scalars of later steps are hidden: the run repeats these steps.
         warn: Called at most once, with a sentence.
 

@@ -7,10 +7,11 @@ from tilenet.errors import UsageError
 from tilenet.geometry.unet import PAPER_LEVELS, PRESETS, UNetOptions
 
 OF_MODULES = ("options", "batch_norm", "weights")
-OF_UNETS = (
-    *("preset", "levels", "poolings", "convs", "kernel", "padding", "upsampling", "norm"),
-    *("norm_scope", "groups", "dropout", "bias", "base", "classes"),
+OF_LAYERS = (
+    *("kernel", "padding", "upsampling", "norm", "norm_scope", "groups", "dropout", "bias"),
+    *("base", "classes"),
 )
+OF_UNETS = ("preset", "levels", "poolings", "convs", *OF_LAYERS)
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
@@ -93,9 +94,6 @@ def network_of(options: argparse.Namespace) -> tuple[UNetOptions, int]:
             poolings=levels - 1,
             convolutions=2 if options.convs is None else options.convs,
         )
-    names = (
-        *("kernel", "padding", "upsampling", "norm", "norm_scope", "groups", "dropout", "bias"),
-        *("base", "bands", "classes"),
-    )
+    names = *OF_LAYERS, "bands"
     values = {name: value for name in names if (value := getattr(options, name)) is not None}
     return replace(start, **values), levels

@@ -17,11 +17,8 @@ def crs_of_layer(
     """The CRS of a layer; None: neither it nor the image has one.
 
     Args:
-        path: The file.
         info: pyogrio's description of the layer.
         user_crs: The user's CRS: EPSG:…, WKT, `image`; None: not given.
-        bounds: Bounds of the layer.
-        image: The image that it labels.
 
     Raises:
         TilenetError: Neither the file nor the user names one, the image has none, or they

@@ -7,6 +7,7 @@ from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
 from tilenet.data.rasters.raster import Raster
+from tilenet.errors import and_more
 
 if TYPE_CHECKING:
     from rasterio.crs import CRS
@@ -48,13 +49,11 @@ def label_facts(labels: LabelSource, image: Raster) -> dict[str, Any]:
     assert isinstance(labels, VectorLabels)
     layer, keys = labels.layer, labels.keys
     number = f"{layer.num_features:,} " * (layer.num_features >= 0)
-    fields = ", ".join(layer.fields[:MOST_FIELDS])
-    more = f" and {len(layer.fields) - MOST_FIELDS} more" * (len(layer.fields) > MOST_FIELDS)
     chosen = f"class {keys.burn}" if keys.field is None else f"classes from field {keys.field}"
     counts = None if keys.field is None else layer.value_counts()
     return {
         "kind": f"{number}polygon{'s' * (layer.num_features != 1)} of layer {layer.name}"
-        + f" (fields: {fields}{more})" * bool(fields),
+        + f" (fields: {and_more(layer.fields, MOST_FIELDS)})" * bool(layer.fields),
         "grid": f"burned on the image's grid as {chosen}",
         **_lying(layer.crs, layer.bounds, image),
         "names": {},

@@ -41,8 +41,6 @@ def proposed_classes(
 
     Args:
         values: Values of `text_of`.
-        classes: Classes of the values that have one.
-        ignore_index: Label of pixels that do not count; no class.
     """
     values = list(values)
     unassigned = [text for text in values if text not in NO_VALUE and text not in classes]

@@ -7,22 +7,16 @@ from numpy.typing import NDArray
 from rasterio.enums import Resampling
 from rasterio.errors import CRSError
 from rasterio.vrt import WarpedVRT
-from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.bounds import bounds_of
 from tilenet.data.rasters.extent import check_overlap
-from tilenet.data.rasters.location import remedy_when_read
+from tilenet.data.rasters.onto_grid import TOLERANCE_PX
 from tilenet.data.rasters.opening import GDAL_ERRORS, reason
 from tilenet.data.rasters.raster import Pixels, Raster
 from tilenet.data.rasters.remedies import NEAREST
-from tilenet.data.rasters.rereading import read_from
+from tilenet.data.rasters.rereading import read_window
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
-
-# GDAL moves a few pixels of a row and draws lines between them, as far as this many pixels are
-# right. Its default, an eighth, takes the neighbour for one label in 500, and which depends on
-# where the row begins; rasterio takes no 0.
-TOLERANCE_PX = 1e-9
 
 
 class NearestPixels:
@@ -66,17 +60,11 @@ class NearestPixels:
         Raises:
             TilenetError: The file cannot be read there.
         """
-        place = FileWindow(window.col, window.row, window.width, window.height)
-        try:
-            # Both bands as they are: rasterio's mask knows alpha in 8 and 16 unsigned bits only.
-            values: NDArray[Any] = read_from(
-                self._raster.path, lambda: self._warped().read(window=place)
-            )
-        except GDAL_ERRORS as error:
-            raise TilenetError(
-                f"a raster must be readable everywhere ({self._raster.path}: what lies under rows "
-                f"{window.row} to {window.row + window.height - 1}, columns {window.col} to "
-                f"{window.col + window.width - 1} of the image cannot be read: {reason(error)}); "
-                f"{remedy_when_read(self._raster.path)}"
-            ) from error
+        # Both bands as they are: rasterio's mask knows alpha in 8 and 16 unsigned bits only.
+        values: NDArray[Any] = read_window(
+            self._raster.path,
+            window,
+            lambda place: self._warped().read(window=place),
+            grid="the image",
+        )
         return Pixels(values[:1], np.asarray(values[1] != 0))

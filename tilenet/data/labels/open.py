@@ -9,7 +9,7 @@ from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.opening import why_no_raster
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import CHECK, VECTOR_INFO
-from tilenet.errors import TilenetError
+from tilenet.errors import TilenetError, and_more
 from tilenet.storage.atomic import check_name
 
 
@@ -22,8 +22,6 @@ def open_labels(
 
     Args:
         path: Any file that GDAL reads.
-        image: The image; labels are read on its grid.
-        ignore_index: Label of pixels that do not count.
         keys: Keys to burn polygons; None: as class 1.
 
     Raises:
@@ -75,8 +73,7 @@ def resampling_note(labels: Sequence[LabelSource]) -> str | None:
     paths = [part.path for part in labels if isinstance(part, Labels) and part.resampled]
     if not paths:
         return None
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return (
-        f"labels of {paths[0]}{more} lie on another grid than the image and are resampled to it "
+        f"labels of {and_more(paths)} lie on another grid than the image and are resampled to it "
         "(nearest); where they do not reach, pixels do not count"
     )

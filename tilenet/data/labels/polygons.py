@@ -1,6 +1,5 @@
 """Labels burned from polygons, block by block: no vector becomes a raster of the whole image."""
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from tilenet.data.labels.vector_layer import Polygons, VectorLayer
 from tilenet.data.rasters.block_cache import BLOCKS, OWNERS
 from tilenet.data.rasters.bounds import bounds_of
 from tilenet.data.rasters.raster import Raster
+from tilenet.geometry.pieces import pieces_of, within
 from tilenet.geometry.windows import Window
 
 # Blocks have fixed places, so that rounding, which decides the side of an edge that the middle of a
@@ -31,9 +31,6 @@ class VectorLabels(LabelSource):
 
     Args:
         path: Any file of polygons that GDAL reads.
-        image: The image; polygons are burned on its grid.
-        ignore_index: Label of pixels that do not count.
-        keys: Field, classes and order.
 
     Raises:
         TilenetError: See `VectorLayer`.
@@ -41,7 +38,7 @@ class VectorLabels(LabelSource):
 
     def __init__(self, path: str, image: Raster, ignore_index: int, keys: VectorKeys) -> None:
         self.path, self.ignore_index, self.keys = path, ignore_index, keys
-        self._layer = VectorLayer(path, image, keys)
+        self.layer = VectorLayer(path, image, keys)
         self._number = next(OWNERS)
         self._transform = image.transform
         self.height, self.width = image.size
@@ -49,44 +46,30 @@ class VectorLabels(LabelSource):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state | {"_number": next(OWNERS)}  # another rank's number is taken here
 
-    @property
-    def layer(self) -> VectorLayer:
-        """The polygons' layer."""
-        return self._layer
-
     def close(self) -> None:
         """Forget burned blocks; the file is only open while it is read."""
         BLOCKS.drop(self._number)
 
     def _read_inside(self, window: Window) -> NDArray[np.int64]:
-        rows = range(window.row // BLOCK_PX, -(-(window.row + window.height) // BLOCK_PX))
-        cols = range(window.col // BLOCK_PX, -(-(window.col + window.width) // BLOCK_PX))
-        blocks = {}
-        missing = []
-        for place in product(rows, cols):
-            block = BLOCKS.get(self._number, *place)
-            if block is None:
-                missing.append(place)
-            else:
-                blocks[place] = block
+        # By the row and the column of their blocks.
+        pieces = {(p.row // BLOCK_PX, p.col // BLOCK_PX): p for p in pieces_of(window, BLOCK_PX)}
+        pairs = ((place, BLOCKS.get(self._number, *place)) for place in pieces)
+        blocks = {place: block for place, block in pairs if block is not None}
+        missing = [place for place in pieces if place not in blocks]
         if missing:
             first, last = np.min(missing, axis=0), np.max(missing, axis=0) + 1
             polygons, classes = self._polygons(_pixels(*first, *(last - first)))
             for place in missing:
-                block = self._burn(polygons, classes, _pixels(*place, 1, 1))
-                BLOCKS.put(self._number, *place, block)
-                blocks[place] = block
+                blocks[place] = self._burn(polygons, classes, _pixels(*place, 1, 1))
+                BLOCKS.put(self._number, *place, blocks[place])
         labels = np.empty((window.height, window.width), np.int64)
-        for (row, col), block in blocks.items():
-            top, left = row * BLOCK_PX - window.row, col * BLOCK_PX - window.col
-            inside = labels[max(top, 0) : top + BLOCK_PX, max(left, 0) : left + BLOCK_PX]
-            height, width = inside.shape
-            inside[:] = block[max(-top, 0) :, max(-left, 0) :][:height, :width]
+        for place, piece in pieces.items():
+            labels[within(piece, window)] = blocks[place][within(piece, _pixels(*place, 1, 1))]
         return labels
 
     def _polygons(self, window: Window) -> tuple[Polygons, NDArray[np.int64]]:
         """Polygons of a window and their classes."""
-        polygons = self._layer.polygons(bounds_of(self._transform, _with_margin(window)))
+        polygons = self.layer.polygons(bounds_of(self._transform, _with_margin(window)))
         keys = self.keys
         if keys.field is None:
             return polygons, np.full(len(polygons.values), keys.burn, np.int64)

@@ -28,6 +28,9 @@ class Labels(LabelSource):
         ignore_index: Label of pixels that do not count; nodata becomes it, as do pixels beyond the
             edges of a raster on another grid.
 
+    Attributes:
+        raster: The open file, on its own grid.
+
     Raises:
         TilenetError: The raster has several bands or real numbers, lies elsewhere than the image,
             or has another size and no CRS.
@@ -36,26 +39,21 @@ class Labels(LabelSource):
     def __init__(self, path: str, image: Raster | None, ignore_index: int) -> None:
         self.path = path
         self.ignore_index = ignore_index
-        self._raster = Raster(path)
-        self.facts = self._raster.facts
+        self.raster = Raster(path)
+        self.facts = self.raster.facts
         self._nearest: NearestPixels | None = None
         try:
             self._check_pixels()
-            place = (1, self._raster.whole) if image is None else self._place_of(image)
+            place = (1, self.raster.whole) if image is None else self._place_of(image)
             if place is None and image is not None:
-                self._nearest = NearestPixels(self._raster, image)
+                self._nearest = NearestPixels(self.raster, image)
         except TilenetError:
-            self._raster.close()
+            self.raster.close()
             raise
         self.factor = place[0] if place else 1  # the most frequent class of each block
-        if place is not None and place[1] != self._raster.whole:
-            self._raster.cut(place[1])
-        self.height, self.width = self._raster.size if image is None else image.size
-
-    @property
-    def raster(self) -> Raster:
-        """The open label raster, on its own grid."""
-        return self._raster
+        if place is not None and place[1] != self.raster.whole:
+            self.raster.cut(place[1])
+        self.height, self.width = self.raster.size if image is None else image.size
 
     @property
     def resampled(self) -> bool:
@@ -65,20 +63,20 @@ class Labels(LabelSource):
     @property
     def files(self) -> tuple[str, ...]:
         """All files that are read, with masks and others that lie next to them."""
-        return self._raster.files
+        return self.raster.files
 
     def close(self) -> None:
         """Close the file."""
-        self._raster.close()
+        self.raster.close()
 
     def _read_inside(self, window: Window) -> NDArray[np.int64]:
         if self._nearest is not None:
             return self._classes(self._nearest.read(window))
         if self.factor == 1:
-            return self._classes(self._raster.read(window))
+            return self._classes(self.raster.read(window))
         labels = np.empty((window.height, window.width), np.int64)
         for part in strips_of(window, STRIP_PX // self.factor**2):
-            fine = self._classes(self._raster.read(self._raster.fine(part, self.factor)))
+            fine = self._classes(self.raster.read(self.raster.fine(part, self.factor)))
             labels[within(part, window)] = block_mode(fine, self.factor, self.ignore_index)
         return labels
 
@@ -89,11 +87,11 @@ class Labels(LabelSource):
         """Read labels as `LabelSource.sample` does; blocks of finer labels are not counted."""
         if self._nearest is not None:
             return self._read_inside(window)
-        place = self._raster.fine(window, self.factor)
-        return self._classes(self._raster.sample(place, (window.height, window.width)))
+        place = self.raster.fine(window, self.factor)
+        return self._classes(self.raster.sample(place, (window.height, window.width)))
 
     def _check_pixels(self) -> None:
-        labels = self._raster
+        labels = self.raster
         if labels.stack.count != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise TilenetError(
                 f"labels must be one band of whole numbers ({self.path}: {labels.stack.count}"
@@ -107,7 +105,7 @@ class Labels(LabelSource):
         1, unless the image is read at a coarser resolution than its own, or is a map made so. None:
         they lie on another grid, or not under all of the image.
         """
-        labels = self._raster
+        labels = self.raster
         _check_ground(labels, image)
         ratio = round(_pixel(image.transform) / _pixel(labels.transform))
         factors = tuple(dict.fromkeys((1, image.factor, max(1, ratio))))

@@ -28,9 +28,6 @@ def shapes_on_image(
 
     Args:
         shapes: (N,), polygons and multi-polygons, none of them empty.
-        crs: CRS of the shapes.
-        image: The image.
-        path: File of the shapes.
 
     Returns:
         (N,); empty where nothing lies around the image.

@@ -8,7 +8,6 @@ regression are numbers too: as classes they are 0 wherever there is a number.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,12 +44,7 @@ class LabelSource(ABC):
     def __enter__(self: Source) -> Source:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -136,10 +130,7 @@ def check_classes(
     """Refuse labels that are neither a class nor `ignore_index`.
 
     Args:
-        labels: Source of the labels.
         classes: Labels of the window, (H, W).
-        window: Window in pixels of the image.
-        num_classes: Number of classes.
 
     Raises:
         TilenetError: Names the first of them and its place.
@@ -206,7 +197,6 @@ class ValidationImage:
     """An image, or the held-out parts of one; the files are closed by their opener.
 
     Attributes:
-        image: The open image.
         labels: Open labels on the image's grid; `ignore_index` on pixels that do not count.
         windows: Windows of the image that hold all pixels that count; None: the whole image.
     """

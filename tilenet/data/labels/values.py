@@ -53,16 +53,16 @@ class Values(Labels):
 
     def _targets_inside(self, window: Window) -> NDArray[Any]:
         numbers = np.empty((window.height, window.width), np.float64)
-        ((scale, offset),) = self._raster.scaling
+        ((scale, offset),) = self.raster.scaling
         for part in strips_of(window, STRIP_PX // self.factor**2):
-            pixels = self._raster.read(self._raster.fine(part, self.factor))
+            pixels = self.raster.read(self.raster.fine(part, self.factor))
             values, valid = block_mean(pixels.values.astype(np.float64), pixels.valid, self.factor)
             numbers[within(part, window)] = np.where(valid, values[0] * scale + offset, np.nan)
         return numbers
 
     def _check_pixels(self) -> None:
-        if self._raster.stack.count != 1:
+        if self.raster.stack.count != 1:
             raise TilenetError(
                 f"labels of a regression are one band of numbers ({self.path}: "
-                f"{self._raster.stack.count} bands); write the numbers to such a file"
+                f"{self.raster.stack.count} bands); write the numbers to such a file"
             )

@@ -53,7 +53,6 @@ class VectorLayer:
     """A layer of a vector file, and the image that it labels.
 
     Attributes:
-        name: Name of the layer.
         bounds: Bounds of all its features.
         num_features: Number of features by the file; -1 where its format does not know.
         fields: Names of its attributes.
@@ -61,8 +60,6 @@ class VectorLayer:
 
     Args:
         path: Any file that GDAL reads; GeoPackage, GeoJSON, Shapefile, FlatGeobuf …
-        image: The image.
-        keys: Names of the layer, its field and CRS.
 
     Raises:
         TilenetError: The layer or field does not exist, the layer holds points or lines, names no
@@ -115,49 +112,46 @@ class VectorLayer:
         counts: Counter[str] = Counter()
         first = 0
         while True:
-            try:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", MENDED, RuntimeWarning)
-                    _, _, _, columns = pyogrio.raw.read(
-                        self.path,
-                        layer=self.name,
-                        columns=[self.keys.field],
-                        read_geometry=False,
-                        skip_features=first,
-                        max_features=VALUES_AT_ONCE,
-                    )
-            except VECTOR_ERRORS as error:
-                raise self._unreadable(error) from error
+            *_, columns = self._raw(
+                columns=[self.keys.field],
+                read_geometry=False,
+                skip_features=first,
+                max_features=VALUES_AT_ONCE,
+            )
             values = columns[0].tolist()
             counts.update(map(text_of, values))
             first += len(values)
             if len(values) < VALUES_AT_ONCE:
                 return counts
 
-    def _unreadable(self, error: Exception) -> TilenetError:
-        return TilenetError(
-            f"a vector file must be readable everywhere ({self.path}, layer {self.name}: "
-            f"{' '.join(str(error).split())}); copy the file again or check it with {VECTOR_INFO}"
-        )
+    def _raw(self, **options: Any) -> tuple[Any, Any, Any]:
+        """Numbers of features, their shapes and the columns of fields, as `pyogrio.raw.read` does.
 
-    def _read(self, place: Bounds) -> Polygons:
-        bbox = bounds_in(place, self._image.crs, self.crs)
-        field = self.keys.field
+        Raises:
+            TilenetError: The file cannot be read.
+        """
         try:
             with warnings.catch_warnings():
                 # Mended while reading, and said by every rank.
                 warnings.filterwarnings("ignore", MENDED, RuntimeWarning)
-                _, fids, wkb, columns = pyogrio.raw.read(
-                    self.path,
-                    layer=self.name,
-                    columns=[] if field is None else [field],
-                    bbox=None if bbox is None else tuple(bbox),
-                    force_2d=True,
-                    return_fids=True,
-                )
-            shapes = shapely.from_wkb(wkb, on_invalid="fix")
+                _, fids, wkb, columns = pyogrio.raw.read(self.path, layer=self.name, **options)
+            return fids, shapely.from_wkb(wkb, on_invalid="fix"), columns
         except (*VECTOR_ERRORS, shapely.errors.ShapelyError) as error:
-            raise self._unreadable(error) from error
+            raise TilenetError(
+                f"a vector file must be readable everywhere ({self.path}, layer {self.name}: "
+                f"{' '.join(str(error).split())}); copy the file again or check it with "
+                f"{VECTOR_INFO}"
+            ) from error
+
+    def _read(self, place: Bounds) -> Polygons:
+        bbox = bounds_in(place, self._image.crs, self.crs)
+        field = self.keys.field
+        fids, shapes, columns = self._raw(
+            columns=[] if field is None else [field],
+            bbox=None if bbox is None else tuple(bbox),
+            force_2d=True,
+            return_fids=True,
+        )
         # An index gives them in its own order.
         order = np.argsort(fids, kind="stable") if self._indexed else np.arange(len(fids))
         order = order[~shapely.is_missing(shapes[order]) & ~shapely.is_empty(shapes[order])]

@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import PurePath
 
-from tilenet.errors import TilenetError
+from tilenet.errors import TilenetError, and_more
 from tilenet.storage.atomic import check_name
 
 # GeoPackages may hold rasters too; where labels are given next to one, the raster is meant.
@@ -61,9 +61,8 @@ def matched(images: str, labels: str) -> list[tuple[str, str]]:
             raise TilenetError(
                 f"each image needs its label, named alike where the patterns have stars (images: "
                 f"{images}, {len(image_of)} files, labels: {labels}, {len(label_of)} files; "
-                f"no {what} for {alone[0]}"
-                + f" and {len(alone) - 1} more" * (len(alone) > 1)
-                + "); add or move files, or list the pairs in a CSV file"
+                f"no {what} for {and_more(alone)}); add or move files, or list the pairs in a CSV "
+                "file"
             )
     return [(path, label_of[name]) for name, path in image_of.items()]
 

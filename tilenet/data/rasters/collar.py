@@ -30,23 +30,19 @@ def collar_strips(size: tuple[int, int], block_rows: int) -> list[Window]:
     return [Window(row, 0, min(rows, height - row), width) for row in range(0, height, rows)]
 
 
-def strip_runs(black: NDArray[np.bool_], first_row: int, image_rows: int) -> Runs:
+def strip_runs(black: NDArray[np.bool_], first_row: int) -> Runs:
     """Runs of a strip that may belong to the collar.
 
     Args:
         black: Whether all bands are zero, (rows of the strip, W).
         first_row: The strip's place in the image.
-        image_rows: The image's height.
     """
     rows, width = black.shape
     line = np.zeros((rows, width + 1), np.int8)
     line[:, :-1] = black
     steps = np.diff(line.ravel(), prepend=np.int8(0))
     runs = np.stack([np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)])
-    last_row = (rows - 1) * (width + 1)
-    open_ended = (runs[0] < width) | (runs[0] >= last_row) | _at_sides(runs, width)
-    reached = runs[:, _reached(runs, open_ended, width)]
-    return np.asarray(reached + first_row * (width + 1), np.int64)
+    return np.asarray(_from_edges(runs, rows, width) + first_row * (width + 1), np.int64)
 
 
 class Collar:
@@ -60,11 +56,7 @@ class Collar:
     def __init__(self, parts: Sequence[Runs], size: tuple[int, int]) -> None:
         height, self._width = size
         runs = np.concatenate([np.empty((2, 0), np.int64), *parts], axis=1)
-        width = self._width
-        at_edge = (
-            (runs[0] < width) | (runs[0] >= (height - 1) * (width + 1)) | _at_sides(runs, width)
-        )
-        self.runs: Runs = runs[:, _reached(runs, at_edge, width)]
+        self.runs = _from_edges(runs, height, self._width)
 
     def inside(self, window: Window) -> NDArray[np.bool_]:
         """Whether each pixel of a window of the image belongs to the collar, (H, W)."""
@@ -80,9 +72,13 @@ class Collar:
         return np.asarray(steps.cumsum(axis=1, dtype=np.int8)[:, :-1] > 0)
 
 
-def _at_sides(runs: Runs, width: int) -> NDArray[np.bool_]:
-    """Whether runs touch the first or last column."""
-    return np.asarray((runs[0] % (width + 1) == 0) | (runs[1] % (width + 1) == width))
+def _from_edges(runs: Runs, rows: int, width: int) -> Runs:
+    """The runs of so many rows that touch an edge of these, and those that are linked to one."""
+    first, end = runs
+    line = width + 1
+    at_edge = (first < width) | (first >= (rows - 1) * line)
+    at_edge |= (first % line == 0) | (end % line == width)
+    return runs[:, _reached(runs, at_edge, width)]
 
 
 def _reached(runs: Runs, seeds: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:

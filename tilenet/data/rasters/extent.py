@@ -16,12 +16,6 @@ SLACK = 4.0  # a hundredth of a full turn, which moved bounds are wider by
 def check_overlap(path: str, labels: Bounds, crs: "CRS | None", image: Raster) -> None:
     """Refuse labels that lie elsewhere than the image.
 
-    Args:
-        path: File of the labels.
-        labels: Bounds of the labels.
-        crs: CRS of these bounds.
-        image: The image.
-
     Raises:
         TilenetError: They do not meet.
     """
@@ -43,12 +37,6 @@ def check_longitudes(path: str, labels: Bounds, crs: "CRS | None", image: Raster
     """Refuse polygons in −180° to 180° for an image that goes on to 360°: half would be missing.
 
     Of rasters the image's pixels are looked for, not the other way around: none is taken wrongly.
-
-    Args:
-        path: File of the polygons.
-        labels: Bounds of the polygons.
-        crs: CRS of these bounds.
-        image: The image.
 
     Raises:
         TilenetError: They count longitudes differently.

@@ -31,7 +31,6 @@ class Georeferencing:
         crs: CRS of the file, whether or not pixels are placed by it.
         transform: Transform of the file; the identity where it has none.
         points: Row, column, x, y and height of its GCPs.
-        points_crs: CRS of the GCPs.
         rpcs: rasterio's RPCs; None: the file has no RPCs.
     """
 
@@ -78,11 +77,7 @@ class Georeferencing:
         )
 
     def profile(self, transform: Affine) -> dict[str, Any]:
-        """Options with which rasterio writes a part of the raster, except for `carry`.
-
-        Args:
-            transform: Transform of that part.
-        """
+        """Options with which rasterio writes a part of the raster, besides what `copy_to` gives."""
         # A part's own transform, such as two pixels to the right, would pass for a place.
         return {"crs": self.crs} | ({} if self.missing else {"transform": transform})
 
@@ -90,7 +85,6 @@ class Georeferencing:
         """Give GCPs and RPCs to a file that shows a part of the raster.
 
         Args:
-            dataset: rasterio's, open for writing.
             window: The part, in pixels of the resolution that is read.
             factor: Pixels of the file along one of these.
         """

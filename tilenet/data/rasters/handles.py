@@ -63,7 +63,6 @@ class Handles:
     Pickled it is closed.
 
     Args:
-        path: Path of the raster.
         open_all: Function that opens its files; it is told whether they are `alone`, and `placed`.
 
     Attributes:

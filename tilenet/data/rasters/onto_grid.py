@@ -11,7 +11,7 @@ A pixel is valid where the file's pixel below its middle is: of the four that ar
 those without data do not count.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,20 +21,21 @@ from rasterio.enums import ColorInterp, Resampling
 from rasterio.errors import CRSError
 from rasterio.vrt import WarpedVRT
 from rasterio.warp import transform
-from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.block_cache import BLOCKS, OWNERS
 from tilenet.data.rasters.bounds import Bounds, bounds_in, bounds_of, crs_name
-from tilenet.data.rasters.location import remedy_when_read
 from tilenet.data.rasters.opening import GDAL_ERRORS, dtypes_of, reason
 from tilenet.data.rasters.remedies import AVERAGE, LIKE, SET_CRS
-from tilenet.data.rasters.rereading import read_from
-from tilenet.errors import TilenetError
-from tilenet.geometry.pieces import within
-from tilenet.geometry.windows import Window, overlap
+from tilenet.data.rasters.rereading import read_window
+from tilenet.errors import TilenetError, and_more
+from tilenet.geometry.pieces import pieces_of, within
+from tilenet.geometry.windows import Window
 
 BLOCK_PX = 256
-TOLERANCE_PX = 1e-9  # within which GDAL draws lines instead of moving pixels; rasterio takes no 0
+# GDAL moves a few pixels of a row and draws lines between them, as far as this many pixels are
+# right. Its default, an eighth, takes the neighbour for one label in 500, and which depends on
+# where the row begins; rasterio takes no 0.
+TOLERANCE_PX = 1e-9
 # Four pixels are interpolated, however wide GDAL finds them in a block, and all are read.
 KERNEL = {"XSCALE": 1, "YSCALE": 1, "SOURCE_EXTRA": 16, "SAMPLE_GRID": True}
 # Pixels of the file along one of the grid: of more, four would leave some out.
@@ -51,7 +52,6 @@ class OntoGrid:
         nodata: The value without data; None: what the file says.
 
     Attributes:
-        path: Path of the file.
         method: `bilinear`, or `nearest` where numbers stand for colours or classes.
 
     Raises:
@@ -135,10 +135,9 @@ class OntoGrid:
 
     def _joined(self, window: Window) -> NDArray[Any]:
         planes = np.empty((self._view.count, window.height, window.width), self._dtype)
-        for block in _blocks(window, self._first.shape):
-            both = overlap(block, window)
-            assert both is not None
-            in_block, in_window = within(both, block), within(both, window)
+        for piece in pieces_of(window, BLOCK_PX):
+            block = _block_around(piece, self._first.shape)
+            in_block, in_window = within(piece, block), within(piece, window)
             planes[:, in_window[0], in_window[1]] = self._block(block)[:, in_block[0], in_block[1]]
         return planes
 
@@ -147,7 +146,7 @@ class OntoGrid:
         place = self._number, block.row, block.col
         planes = BLOCKS.get(*place)
         if planes is None:
-            planes = self._planes(self._view, block, block)
+            planes = self._planes(block, lambda place: self._view.read(window=place))
             BLOCKS.put(*place, planes)
         return planes
 
@@ -156,19 +155,10 @@ class OntoGrid:
         grid = self._first.transform @ Affine.translation(window.col, window.row) @ scale
         # Not read as other sizes are: GDAL would make all pixels of the grid first.
         with self._opened(grid, size, Resampling.nearest) as view:
-            return self._planes(view, Window(0, 0, *size), window)
+            return self._planes(window, lambda _: view.read())
 
-    def _planes(self, view: Any, part: Window, window: Window) -> NDArray[Any]:
-        place = FileWindow(part.col, part.row, part.width, part.height)
-        try:
-            return read_from(self.path, lambda: np.asarray(view.read(window=place)))
-        except GDAL_ERRORS as error:
-            raise TilenetError(
-                f"a raster must be readable everywhere ({self.path}: what lies under rows "
-                f"{window.row} to {window.row + window.height - 1}, columns {window.col} to "
-                f"{window.col + window.width - 1} of {self._first.name} cannot be read: "
-                f"{reason(error)}); {remedy_when_read(self.path)}"
-            ) from error
+    def _planes(self, window: Window, read: Callable[[Any], Any]) -> NDArray[Any]:
+        return np.asarray(read_window(self.path, window, read, self._first.name))
 
     @property
     def _dtype(self) -> np.dtype[Any]:
@@ -180,19 +170,17 @@ def resampling_notes(files: Sequence[OntoGrid]) -> list[str]:
     notes = []
     for method in dict.fromkeys(file.method for file in files):
         paths = list(dict.fromkeys(file.path for file in files if file.method == method))
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         notes.append(
-            f"bands of {paths[0]}{more} lie on another grid than the image and are resampled to it "
-            f"({method}); where they do not reach, pixels do not count"
+            f"bands of {and_more(paths)} lie on another grid than the image and are resampled to "
+            f"it ({method}); where they do not reach, pixels do not count"
         )
     return notes
 
 
-def _blocks(window: Window, size: tuple[int, int]) -> Iterator[Window]:
-    """The blocks of a grid that a window meets."""
-    for row in range(window.row // BLOCK_PX * BLOCK_PX, window.row + window.height, BLOCK_PX):
-        for col in range(window.col // BLOCK_PX * BLOCK_PX, window.col + window.width, BLOCK_PX):
-            yield Window(row, col, min(BLOCK_PX, size[0] - row), min(BLOCK_PX, size[1] - col))
+def _block_around(piece: Window, size: tuple[int, int]) -> Window:
+    """The block of a grid that a piece lies in."""
+    row, col = piece.row - piece.row % BLOCK_PX, piece.col - piece.col % BLOCK_PX
+    return Window(row, col, min(BLOCK_PX, size[0] - row), min(BLOCK_PX, size[1] - col))
 
 
 def _moved(x: Any, y: Any, source: Any, target: Any) -> tuple[NDArray[Any], NDArray[Any]]:

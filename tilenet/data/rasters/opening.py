@@ -14,7 +14,7 @@ from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from tilenet.data.rasters.location import is_remote, looked_for, remedy_when_opened
 from tilenet.data.rasters.remedies import SET_TRANSFORM, TILED
-from tilenet.errors import TilenetError
+from tilenet.errors import TilenetError, and_more
 from tilenet.storage.atomic import check_name
 
 # What rasterio raises for GDAL's errors; some reach the caller as the private kind.
@@ -150,15 +150,15 @@ def _no_pixels(dataset: Any) -> TilenetError:
     names = [tags[key] for key in sorted(tags, key=_number) if key.endswith("_NAME")]
     # Quotes are needed around names of files with colons only, and shells take them away.
     bare = [name.replace('"', "") if name.count(":") == 2 else name for name in names]
-    listed = [n if len(n) <= MOST_LETTERS else f"{n[:MOST_LETTERS]}…" for n in bare[:MOST_NAMED]]
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    if not listed:
+    short = [name if len(name) <= MOST_LETTERS else f"{name[:MOST_LETTERS]}…" for name in bare]
+    if not short:
         return TilenetError(
             f"a raster must have pixels ({dataset.name}, {dataset.driver}: none); name another file"
         )
     return TilenetError(
         f"a file of several rasters is no image itself ({dataset.name}, {dataset.driver}, holds "
-        f"{', '.join(listed)}{more}); name one of these, or some of one grid joined by plus signs"
+        f"{and_more(short, MOST_NAMED)}); name one of these, or some of one grid joined by plus "
+        "signs"
     )
 
 

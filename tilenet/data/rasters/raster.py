@@ -7,7 +7,6 @@ pixel outside of the window is kept.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -61,6 +60,7 @@ class Raster:
         part: Part of it to show, as if the file held nothing else; None: all.
 
     Attributes:
+        stack: The open file, or the files on the grid of the first.
         file_size: Height and width of all of the file's own pixels.
         cut_from: Size and transform of all of it, at that pixel size.
         part: The pixels of it that are seen; None: all.
@@ -80,12 +80,12 @@ class Raster:
         part: Part | None = None,
     ) -> None:
         self.path = path
-        self._files = FileStack(path, None if isinstance(nodata, str) else nodata)
+        self.stack = FileStack(path, None if isinstance(nodata, str) else nodata)
         self.nodata = nodata
         self._collar: Collar | None = None
         try:
             self.bands = self._checked_bands(bands)
-            self.factor = factor_of(resolution, self._files.transform, path)
+            self.factor = factor_of(resolution, self.stack.transform, path)
             self._check_nodata()
             self.file_size = self.size_in_file
             self.part: Window | None = None
@@ -94,15 +94,15 @@ class Raster:
             if part is not None:
                 self.cut(self.window_of(part))
         except TilenetError:
-            self._files.close()
+            self.stack.close()
             raise
-        self.crs = self._files.crs
-        dtype = np.result_type(*(self._files.dtypes[band - 1] for band in self.bands))
+        self.crs = self.stack.crs
+        dtype = np.result_type(*(self.stack.dtypes[band - 1] for band in self.bands))
         self.dtype = dtype if self.factor == 1 else dtype_of_means(dtype)
 
     def _see(self) -> None:
-        self.height = -(-self._files.height // self.factor)
-        self.width = -(-self._files.width // self.factor)
+        self.height = -(-self.stack.height // self.factor)
+        self.width = -(-self.stack.width // self.factor)
         # Scaled, never rebuilt from bounds, so that a rotated grid stays rotated.
         self.transform = self.coarser(self.factor)
 
@@ -122,44 +122,34 @@ class Raster:
 
     def cut(self, window: Window) -> None:
         """From now on be as a file would be that holds a window of this one, and nothing else."""
-        self._files.cut(self.fine(window, self.factor))
+        self.stack.cut(self.fine(window, self.factor))
         self._see()
         self.part = window
 
     def __enter__(self) -> "Raster":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the file."""
-        self._files.close()
+        self.stack.close()
 
     @property
     def dataset(self) -> Any:
         """rasterio's open file; of a stack the first."""
-        return self._files.dataset
+        return self.stack.dataset
 
     @property
     def georeferencing(self) -> Georeferencing:
         """Georeferencing of the file, whether or not pixels are placed by it."""
-        return self._files.georeferencing
-
-    @property
-    def stack(self) -> FileStack:
-        """The open file, or the files on the grid of the first."""
-        return self._files
+        return self.stack.georeferencing
 
     @property
     def files(self) -> tuple[str, ...]:
         """All files that are read, with masks and others that lie next to them."""
-        return self._files.files
+        return self.stack.files
 
     @property
     def size(self) -> tuple[int, int]:
@@ -175,45 +165,45 @@ class Raster:
     @property
     def band_colours(self) -> dict[str, int]:
         """Bands that are read, by the colour that the file says they have; the first of each."""
-        pairs = [(self._files.bands[band - 1].colour, band) for band in reversed(self.bands)]
+        pairs = [(self.stack.bands[band - 1].colour, band) for band in reversed(self.bands)]
         return {colour: band for colour, band in pairs if colour}
 
     @property
     def scaling(self) -> tuple[tuple[float, float], ...]:
         """Scale and offset of each band that is read, as the file says; values are not scaled."""
-        return tuple(self._files.scaling[band - 1] for band in self.bands)
+        return tuple(self.stack.scaling[band - 1] for band in self.bands)
 
     @property
     def nodata_values(self) -> tuple[float | None, ...]:
         """The value without data of each band that is read, in the run file or its tag."""
         if self.nodata is None:
-            return tuple(self._files.nodata_tags[band - 1] for band in self.bands)
+            return tuple(self.stack.nodata_tags[band - 1] for band in self.bands)
         return (None if isinstance(self.nodata, str) else self.nodata,) * len(self.bands)
 
     @property
     def size_in_file(self) -> tuple[int, int]:
         """Height and width of the file's own pixels."""
-        return int(self._files.height), int(self._files.width)
+        return int(self.stack.height), int(self.stack.width)
 
     def keep_block_rows(self, rows: int, ranks_of_node: int) -> None:
         """Have GDAL keep the blocks that a strip of so many rows lies in: the next reads some."""
-        block_rows = self._files.block_rows
-        keep_rows((rows * self.factor + 2 * block_rows) * self._files.row_bytes, ranks_of_node)
+        block_rows = self.stack.block_rows
+        keep_rows((rows * self.factor + 2 * block_rows) * self.stack.row_bytes, ranks_of_node)
 
     @property
     def facts(self) -> str:
         """GDAL's facts about the file: size, bands, dtype, scales, files on other grids."""
         height, width = self.file_size
-        dtypes = "/".join(dict.fromkeys(self._files.dtypes))
-        notes = [f"; {os.path.basename(view.path)} {view.facts}" for view in self._files.resampled]
-        scaling = dict.fromkeys(self._files.scaling)
+        dtypes = "/".join(dict.fromkeys(self.stack.dtypes))
+        notes = [f"; {os.path.basename(view.path)} {view.facts}" for view in self.stack.resampled]
+        scaling = dict.fromkeys(self.stack.scaling)
         if set(scaling) != {(1.0, 0.0)}:
             notes.append("; " + "/".join(f"× {scale!r} {offset:+}" for scale, offset in scaling))
-        return f"{height} × {width} px, {self._files.count} × {dtypes}" + "".join(notes)
+        return f"{height} × {width} px, {self.stack.count} × {dtypes}" + "".join(notes)
 
     def coarser(self, factor: int) -> Affine:
         """From columns and rows of pixels `factor` times coarser than the file's to coordinates."""
-        return self._files.transform @ Affine.scale(factor)
+        return self.stack.transform @ Affine.scale(factor)
 
     @property
     def whole(self) -> Window:
@@ -272,17 +262,17 @@ class Raster:
             TilenetError: The file cannot be read there.
         """
         fine, size = self.fine(window, self.factor), size or (window.height, window.width)
-        values = self._files.read(self.bands, fine, size)
+        values = self.stack.read(self.bands, fine, size)
         return Pixels(values, self._valid(values, fine, size))
 
     def fine(self, window: Window, factor: int) -> Window:
         """The file's pixels under a window of pixels that are `factor` times coarser."""
         row, col = window.row * factor, window.col * factor
-        height = min(window.height * factor, self._files.height - row)
-        return Window(row, col, height, min(window.width * factor, self._files.width - col))
+        height = min(window.height * factor, self.stack.height - row)
+        return Window(row, col, height, min(window.width * factor, self.stack.width - col))
 
     def _read_file(self, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        values = self._files.read(self.bands, window)
+        values = self.stack.read(self.bands, window)
         return values, self._valid(values, window)
 
     def _valid(
@@ -291,17 +281,17 @@ class Raster:
         """Where values (C, H, W) of the file's window, or samples of it, are data, (H, W)."""
         valid: NDArray[np.bool_]
         if self.nodata is None:
-            valid = self._files.mask(self.bands, values, window, size)
+            valid = self.stack.mask(self.bands, values, window, size)
         elif self.nodata == "none":
             valid = np.ones(values.shape[1:], np.bool_)
         elif self.nodata == "collar":
             valid = ~self.collar.inside(window) if size is None else (values != 0).any(axis=0)
         else:
             assert not isinstance(self.nodata, str)
-            valid = self._files.differs(self.bands, values, self.nodata)
+            valid = self.stack.differs(self.bands, values, self.nodata)
         if np.issubdtype(values.dtype, np.floating):
             valid &= np.isfinite(values).all(axis=0)
-        covered = self._files.covered(window, size)
+        covered = self.stack.covered(window, size)
         return valid if covered is None else valid & covered
 
     @property
@@ -321,7 +311,7 @@ class Raster:
     @property
     def collar_strips(self) -> list[Window]:
         """Windows of the file's own pixels that are looked at to find the collar."""
-        return collar_strips(self.size_in_file, self._files.block_rows)
+        return collar_strips(self.size_in_file, self.stack.block_rows)
 
     def collar_runs(self, strip: Window, part_done: Callable[[], None] = lambda: None) -> Runs:
         """Look at one strip.
@@ -334,19 +324,19 @@ class Raster:
         """
         black = np.empty((strip.height, strip.width), np.bool_)
         # Whole blocks of a file in tiles as of one in rows; its pixels have 8 bytes at most.
-        rows = -(-LEAST_ROWS // self._files.block_rows) * self._files.block_rows
+        rows = -(-LEAST_ROWS // self.stack.block_rows) * self.stack.block_rows
         cols = max(1, STRIP_BYTES // (rows * len(self.bands) * 8))
         for row in range(0, strip.height, rows):
             for col in range(0, strip.width, cols):
                 height, width = min(rows, strip.height - row), min(cols, strip.width - col)
                 part = Window(strip.row + row, col, height, width)
-                values = self._files.read(self.bands, part)
+                values = self.stack.read(self.bands, part)
                 black[row : row + height, col : col + width] = ~values.any(axis=0)
                 part_done()
-        return strip_runs(black, strip.row, self._files.height)
+        return strip_runs(black, strip.row)
 
     def _checked_bands(self, names: BandNames | None) -> tuple[int, ...]:
-        files = self._files
+        files = self.stack
         if names is None:
             names = [band for band in range(1, files.count + 1) if band not in files.alpha]
         bands = band_numbers(names, files.bands, self.path)

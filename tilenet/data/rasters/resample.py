@@ -20,8 +20,6 @@ def factor_of(resolution: float | None, transform: Any, path: str) -> int:
 
     Args:
         resolution: Pixel size to read at; None: the file's own.
-        transform: Transform of the file.
-        path: The file.
 
     Raises:
         TilenetError: It is no whole multiple of the file's own, within 5 %, or too large.

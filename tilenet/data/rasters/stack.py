@@ -19,12 +19,11 @@ import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
 from rasterio.enums import ColorInterp, MaskFlags
-from rasterio.windows import Window as FileWindow
 
 from tilenet.data.rasters.bands import Band
 from tilenet.data.rasters.georeferencing import georeferencing_of
 from tilenet.data.rasters.handles import Handles, Viewed
-from tilenet.data.rasters.location import file_name, remedy_when_read
+from tilenet.data.rasters.location import file_name
 from tilenet.data.rasters.onto_grid import BLOCK_PX, OntoGrid
 from tilenet.data.rasters.opening import (
     GDAL_ERRORS,
@@ -33,9 +32,8 @@ from tilenet.data.rasters.opening import (
     dtypes_of,
     files_of,
     opened,
-    reason,
 )
-from tilenet.data.rasters.rereading import read_from
+from tilenet.data.rasters.rereading import read_window
 from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
 from tilenet.geometry.windows import Window
@@ -65,7 +63,6 @@ class FileStack:
     Attributes:
         height, width: Size in pixels of the files.
         crs, transform: Those of the first file; no CRS without a transform.
-        georeferencing: Georeferencing of the first file.
         dtypes: One per band.
         bands: Names of each band.
         scaling: Scale and offset tags of each band.
@@ -187,8 +184,6 @@ class FileStack:
         """Values (C, H, W) of a window, in a dtype that holds those of all the bands.
 
         Args:
-            bands: Numbers of the bands.
-            window: Window within the files.
             size: Rows and columns that are taken of the window, evenly spread; None: all.
 
         Raises:
@@ -198,8 +193,8 @@ class FileStack:
         if len(self._tags) == 1 and len({self.dtypes[number - 1] for number in bands}) == 1:
             dataset = self.dataset  # all at once: files often hold bands pixel by pixel
             shape = None if size is None else (len(bands), *size)
-            values: NDArray[Any] = _read(
-                dataset,
+            values: NDArray[Any] = read_window(
+                dataset.name,
                 window,
                 lambda place: dataset.read(list(bands), window=place, out_shape=shape),
             )
@@ -209,14 +204,11 @@ class FileStack:
 
     def _read_band(self, number: int, window: Window, size: tuple[int, int] | None) -> NDArray[Any]:
         file, band = self._places[number - 1]
+        values: NDArray[Any]
         if file in self._apart:
-            planes, _ = self._on_grid(file).read(window, size)
-            resampled: NDArray[Any] = planes[band - 1]
-            return resampled
-        dataset = self._handles.files[file]
-        values: NDArray[Any] = _read(
-            dataset, window, lambda place: dataset.read(band, window=place, out_shape=size)
-        )
+            values = self._on_grid(file).read(window, size)[0][band - 1]
+        else:
+            values = _read_band(self._handles.files[file], band, window, size)
         return values
 
     def mask(
@@ -232,7 +224,6 @@ class FileStack:
             bands: Numbers of the bands that `values` (C, H, W) are of.
             values: Values of the window. Where they tell, no mask is read: that would decode every
                 block again that does not fit GDAL's cache, as with whole rows of a wide image.
-            window: The window.
             size: As in `read`.
 
         Raises:
@@ -262,7 +253,6 @@ class FileStack:
 
         Args:
             bands: Numbers of the bands that `values` (C, H, W) are of.
-            nodata: The value that says that there is no data.
         """
         valid = np.ones(values.shape[1:], np.bool_)
         owners = [self._places[number - 1][0] for number in bands]
@@ -278,7 +268,6 @@ class FileStack:
         """Where all files that are resampled have data, (H, W); None: no file is resampled.
 
         Args:
-            window: The window.
             size: As in `read`.
 
         Raises:
@@ -324,19 +313,6 @@ def _open_all(path: str, alone: bool, placed: bool) -> list[Any]:
     return datasets
 
 
-def _read(dataset: Any, window: Window, read: Callable[[FileWindow], Any]) -> Any:
-    place = FileWindow(window.col, window.row, window.width, window.height)
-    try:
-        return read_from(dataset.name, lambda: read(place))
-    except GDAL_ERRORS as error:
-        raise TilenetError(
-            f"a raster must be readable everywhere ({dataset.name}: rows {window.row} to "
-            f"{window.row + window.height - 1}, columns {window.col} to "
-            f"{window.col + window.width - 1} cannot be read: {reason(error)}); "
-            f"{remedy_when_read(dataset.name)}"
-        ) from error
-
-
 def wide_alpha(dataset: Any) -> int:
     """Number of the alpha band of a file in which GDAL says that all pixels count; 0: none."""
     whole = dataset.mask_flag_enums[0] == [MaskFlags.all_valid]
@@ -346,11 +322,15 @@ def wide_alpha(dataset: Any) -> int:
 
 
 def _read_band(dataset: Any, band: int, window: Window, size: tuple[int, int] | None) -> Any:
-    return _read(dataset, window, lambda place: dataset.read(band, window=place, out_shape=size))
+    return read_window(
+        dataset.name, window, lambda place: dataset.read(band, window=place, out_shape=size)
+    )
 
 
 def _read_mask(dataset: Any, window: Window, size: tuple[int, int] | None) -> Any:
-    return _read(dataset, window, lambda place: dataset.dataset_mask(window=place, out_shape=size))
+    return read_window(
+        dataset.name, window, lambda place: dataset.dataset_mask(window=place, out_shape=size)
+    )
 
 
 def _band(dataset: Any, colour: Any, description: str | None, stacked: bool) -> Band:

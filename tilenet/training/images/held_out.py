@@ -40,12 +40,11 @@ def hold_out(
     """
     if not keys.share:
         return opened
-    comm, watchdog, requests = control.comm, control.watchdog, control.stop
     sizes = [image.size for image in opened.images]
-    with agreed(comm):
+    with agreed(control.comm):
         blocks = blocks_of(sizes, keys.block_px)
-    labelled = labelled_blocks(opened.labels, blocks, num_classes, comm, watchdog, requests)
-    with together(comm, requests) as turns:
+    labelled = labelled_blocks(opened.labels, blocks, num_classes, control)
+    with together(control.comm, control.stop) as turns:
         held_out = choose_held_out(labelled, sizes, keys.block_px, keys.share, seed)
         held_out.check_rest(context_px, turns.part_done)
     train: list[LabelSource] = []

@@ -20,7 +20,7 @@ from tilenet.data.labels.source import LabelSource
 from tilenet.data.rasters.fingerprint import fingerprint
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.survey_record import Survey, load_survey, save_survey
-from tilenet.errors import TilenetError
+from tilenet.errors import TilenetError, and_more
 from tilenet.geometry.halo import Context
 from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
@@ -113,9 +113,8 @@ def _say_notes(images: Sequence[Raster], survey: Survey, comm: Intracomm) -> Non
         if not cells.any()
     ]
     if bare and comm.rank == 0:
-        more = f" and {len(bare) - 1} more" if len(bare) > 1 else ""
         say(
-            f"no pixel with data of {bare[0]}{more} is labelled, so nothing is learned there; "
+            f"no pixel with data of {and_more(bare)} is labelled, so nothing is learned there; "
             "leave such images out, or check their labels and ignore_index"
         )
 
