@@ -13,6 +13,7 @@ from tilenet.geometry.maps import check_cells, output_size
 from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.windows import Window
 from tilenet.planning.balance import (
+    Balance,
     check_balance,
     check_partitions,
     least_bytes,
@@ -21,15 +22,13 @@ from tilenet.planning.balance import (
 )
 from tilenet.planning.bounds import Bounds
 from tilenet.planning.compatibility import flow_obstacle, whole_image
-from tilenet.planning.estimate import Estimator
+from tilenet.planning.estimate import Estimator, Pixels
 from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.plan import Layout, Plan, Question, round_seconds
 
 FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # tiles of a rank along an axis
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MODES: tuple[Checkpointing, ...] = ("never", "except_last", "always")
-Pixels = tuple[int, int]
-Balance = tuple[int, ...]
 
 
 class Search:

@@ -6,12 +6,18 @@ forward and once backward. The image is on the first device, its labels are on t
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.sweep import sweep
 from tilenet.model.dtypes import parameter_dtype
-from tilenet.planning.balance import block_seconds, least_time, most_partitions, without_cuts
+from tilenet.planning.balance import (
+    Balance,
+    block_seconds,
+    blocks_of,
+    least_time,
+    most_partitions,
+    without_cuts,
+)
 from tilenet.planning.compatibility import sweep_obstacle
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.states import state_bytes
@@ -167,12 +173,11 @@ def _plans(estimator: Estimator, partitions: int, part: _Part) -> Iterator[Plan]
         yield _plan(estimator, part, balance, sweeps.edges, sizes)
 
 
-def _fixed_bytes(estimator: Estimator, balance: Sequence[int], part: _Part) -> list[int]:
+def _fixed_bytes(estimator: Estimator, balance: Balance, part: _Part) -> list[int]:
     """Bytes of each partition's weights, gradients and optimizer states, of image and labels."""
     optimizer, sharers = estimator.question.optimizer, estimator.sharers(len(balance))
     weights = [
-        int(estimator.parameter_bytes[first:stop].sum())
-        for first, stop in pairwise([0, *accumulate(balance)])
+        int(estimator.parameter_bytes[first:stop].sum()) for first, stop in blocks_of(balance)
     ]
     states = [2 * num_bytes + state_bytes(optimizer, num_bytes, sharers) for num_bytes in weights]
     states[0] += part.image_bytes
@@ -200,7 +205,7 @@ def _moving(estimator: Estimator, part: _Part, blocks: Sequence[tuple[int, int]]
 def _plan(
     estimator: Estimator,
     part: _Part,
-    balance: tuple[int, ...],
+    balance: Balance,
     edges: Sequence[int],
     sizes: list[int],
 ) -> Plan:
@@ -216,7 +221,7 @@ def _plan(
     num_strips = sum(1 for _ in sweep(layers, edges))
     link, item_bytes = estimator.link(partitions), ITEM_BYTES[question.precision]
     waits = halo_times(layers, tiling, item_bytes, link, num_strips)
-    blocks = list(pairwise([0, *accumulate(balance)]))
+    blocks = blocks_of(balance)
     computing = _seconds_of(estimator.times((1, part.height, part.width)), blocks)
     waiting = _seconds_of(waits, blocks)
     images = estimator.images(partitions)
@@ -233,7 +238,7 @@ def _plan(
         question=question,
         layout=layout,
         mesh=(mesh.replicas, mesh.rows, mesh.columns),
-        ranks_per_node=max(1, question.machine.devices_per_node // partitions),
+        ranks_per_node=estimator.ranks_per_node(partitions),
         halo_px=0,
         tile_own_px=(part.height, part.width),
         tile_read_px=(part.height, part.width),
