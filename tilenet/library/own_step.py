@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.geometry.tiles import Tile
+from tilenet.geometry.tiles import own_index
 from tilenet.geometry.windows import Window
 from tilenet.library.local_network import LocalNetwork
 from tilenet.library.own_data import OwnData
@@ -48,12 +48,8 @@ class OwnTile:
     @classmethod
     def of(cls, part: ReadTile, offset_px: int, device: torch.device) -> "OwnTile":
         """Make it from a tile that was read."""
-        tile: Tile = part.work.tile
-        top = tile.own.row - tile.read.row - offset_px
-        left = tile.own.col - tile.read.col - offset_px
-        own = ..., slice(top, top + tile.own.height), slice(left, left + tile.own.width)
         labels = _wide(upload(part.labels, device))
-        return cls(upload(part.image, device), labels, own)
+        return cls(upload(part.image, device), labels, own_index(part.work.tile, offset_px))
 
 
 @dataclass(frozen=True)
