@@ -14,6 +14,8 @@ from tilenet.geometry.layers import Expand, GlobalPool, Layer
 
 MOST_LETTERS = 160  # of values in a sentence
 MOST_REASONS, MOST_PLACES = 3, 3
+NO_MAP = "a tensor is made in forward of no map"
+OTHER_NOISE = "random numbers are used for something else than drop path"
 OPERATORS: dict[str, Callable[..., Any]] = {}  # by name, the function that turns calls into layers
 
 
