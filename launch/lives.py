@@ -42,7 +42,6 @@ class Lives:
         Args:
             steps: The job's steps; their launch command is changed to the nodes that are left.
             planned: Path of the job's plan.
-            program: Command line of tilenet.
             once_per_node: Command line that starts one process on each node of the job.
             nodes: Fewest nodes to go on with, and ranks per node.
         """

@@ -72,7 +72,6 @@ class Kernel:
     """A kernel of a convolution.
 
     Attributes:
-        shape: Shape of the kernel.
         weights: Weights of the module by their names in the layer.
         computed: Fields of the layer for a kernel that is computed from these weights.
     """
@@ -105,7 +104,6 @@ class Refusal(TilenetError):
     """An operator that cannot be a layer.
 
     Attributes:
-        why: The reason.
         where: Path of the submodule, the operator, and the line of the user's source.
     """
 

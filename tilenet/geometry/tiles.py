@@ -78,8 +78,6 @@ class Tiling:
     """A raster cut into tiles.
 
     Attributes:
-        height: Rows of the raster.
-        width: Columns of the raster.
         rows: One span per row of tiles.
         cols: One span per column of tiles.
         rule: The rule that gave the read windows.

@@ -57,11 +57,9 @@ class StepMeans:
     """Objects that all steps of a loop share.
 
     Attributes:
-        local: The network.
         own: Data of the loop; its watchdog rests when a step is applied.
         gradients: The sum of the network's gradients over all ranks.
         running: The network's running statistics.
-        comm: All ranks.
         meeting: Checks that all ranks are at the same call.
         count: Called with the number of steps made, when one is applied.
     """

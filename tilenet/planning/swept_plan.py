@@ -122,10 +122,6 @@ class _Part:
 
     Attributes:
         grid: Ranks along its rows and columns.
-        height: Rows.
-        width: Columns.
-        image_bytes: Bytes of the pixels.
-        label_bytes: Bytes of their labels.
     """
 
     grid: tuple[int, int]

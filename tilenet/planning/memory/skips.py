@@ -15,7 +15,6 @@ class Skip:
     Attributes:
         stash: Number of the layer that stashes.
         pop: Number of the layer that pops.
-        map_bytes: Bytes of the map.
         gradient: Bytes that its gradient holds from the pop's backward to the stash's.
     """
 

@@ -15,8 +15,6 @@ def sharers(shard: Shard, optimizer: str, parameter_bytes: int, ranks: int) -> i
     Args:
         shard: `auto`: where a rank would keep more than 64 MiB of them.
         optimizer: `adamw`, `sgd-momentum` or `sgd`, with `+ema` where weights are averaged.
-        parameter_bytes: Bytes of all weights.
-        ranks: Ranks of the run.
     """
     worth = states_kept(optimizer)[0] * parameter_bytes > WORTH_BYTES
     return ranks if shard == "always" or (shard == "auto" and worth) else 1

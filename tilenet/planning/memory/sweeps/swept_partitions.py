@@ -32,9 +32,6 @@ def partition_peaks(
     Counted are the tensors that `trained_bytes` counts, and those that wait for the partition.
 
     Args:
-        height: Rows of the part.
-        width: Columns of the part.
-        strip_rows: Rows of a strip.
         balance: Layers per partition; none of them averages over the whole image.
     """
     costs = strip_costs(layers, width, item_bytes)
