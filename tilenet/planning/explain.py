@@ -218,7 +218,7 @@ def _map_lines(plan: Plan) -> list[str]:
     tiling = chosen.tiling
     rows, cols = largest_strip(tiling)
     num_bytes = swept_bytes(layers, tiling.extended[0], cols, rows, item_bytes)
-    num_bytes += kept_cells(layers, chosen.kept_maps, tiling.extended, 1) * item_bytes
+    num_bytes += kept_cells(layers, chosen.kept_maps, tiling.extended) * item_bytes
     return [
         f"  map            swept in strips of {rows} × {cols} px over {_plural(ranks, 'rank')}, "
         f"work ratio {chosen.work_ratio:.2f}; {in_gib(num_bytes)} GiB of feature maps per rank"

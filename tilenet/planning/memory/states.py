@@ -1,12 +1,16 @@
 """The optimizer's states of each weight, and whether ranks share them out."""
 
-from typing import Literal
+from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 AVERAGED = "+ema"  # with an average of the weights, whole on each rank as these are
 _STATES = {"adamw": 2, "sgd-momentum": 1, "sgd": 0}
 OPTIMIZER_STATES = _STATES | {kind + AVERAGED: many + 1 for kind, many in _STATES.items()}
 Shard = Literal["auto", "always", "never"]
 WORTH_BYTES = 64 << 20  # less is little next to a process's own memory
+N = TypeVar("N", int, NDArray[np.int64])
 
 
 def sharers(shard: Shard, optimizer: str, parameter_bytes: int, ranks: int) -> int:
@@ -25,7 +29,7 @@ def states_kept(optimizer: str) -> tuple[int, int]:
     return _STATES[optimizer.removesuffix(AVERAGED)], int(optimizer.endswith(AVERAGED))
 
 
-def state_bytes(optimizer: str, parameter_bytes: int, sharers: int = 1) -> int:
+def state_bytes(optimizer: str, parameter_bytes: N, sharers: int) -> N:
     """Bytes of states that a rank keeps of weights on a device; the same on all, to one weight."""
     shared, whole = states_kept(optimizer)
     return shared * -(-parameter_bytes // sharers) + whole * parameter_bytes

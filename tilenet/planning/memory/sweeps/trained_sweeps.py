@@ -91,7 +91,7 @@ def _limits(layers: tuple[Layer, ...], height: int, width: int, room: int) -> li
         room: Cells of maps that may be kept; their gradients come besides.
     """
     shapes = map_shapes(layers, height, width)
-    cells = [shape.channels * shape.rows * shape.cols for shape in shapes]
+    cells = [shape.num_elements for shape in shapes]
     pixels = [shape.rows * shape.cols for shape in shapes]
     # Each of a layer's weights is multiplied once per cell of its map.
     weights = [max(layer.num_parameters, 1) for layer in layers]
