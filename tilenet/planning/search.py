@@ -130,13 +130,8 @@ class Search:
                             yield replace(layout, swap=True)
 
     def _partitions(self) -> list[int]:
-        """Numbers of partitions with which every device of a node has layers."""
-        if self.question.partitions is not None:
-            return [self.question.partitions]
-        machine = self.question.machine
         most = most_partitions(len(self.estimator.layers), self.question.together)
-        counts = range(1, min(most, machine.most_partitions) + 1)
-        return [count for count in counts if machine.devices_per_node % count == 0]
+        return partition_counts(self.question, most)
 
     def _no_layout(self) -> str:
         question = self.question
@@ -352,6 +347,15 @@ class Search:
         few = [question.balance] if question.balance else least_bytes(room, partitions)
         best = min(few, key=lambda balance: self.estimator.num_bytes(layout, balance))
         return self.estimator.describe(layout, best)
+
+
+def partition_counts(question: Question, most: int) -> list[int]:
+    """Numbers of partitions up to `most` with which every device of a node has layers."""
+    if question.partitions is not None:
+        return [question.partitions]
+    machine = question.machine
+    counts = range(1, min(most, machine.most_partitions) + 1)
+    return [count for count in counts if machine.devices_per_node % count == 0]
 
 
 def _oblong(image: Pixels, grid: Pixels) -> float:

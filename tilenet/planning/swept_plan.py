@@ -29,7 +29,7 @@ from tilenet.planning.memory.sweeps.trained_sweeps import (
     trained_bytes,
 )
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
-from tilenet.planning.search import check_question
+from tilenet.planning.search import check_question, partition_counts
 from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.messages import halo_times
 from tilenet.planning.time.roofline import ITEM_BYTES
@@ -108,12 +108,9 @@ def _check(question: Question) -> None:
 
 def _partitions(question: Question) -> list[int]:
     """Numbers of partitions among which the fastest is chosen."""
-    if question.partitions is not None:
-        return [question.partitions]
-    layers, machine = question.layers, question.machine
+    layers = question.layers
     most = 1 if averaged_sweeps(layers) else most_partitions(len(layers), question.together)
-    counts = range(1, min(most, machine.most_partitions) + 1)
-    return [count for count in counts if machine.devices_per_node % count == 0]
+    return partition_counts(question, most)
 
 
 @dataclass(frozen=True)
