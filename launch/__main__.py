@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import fields
 from pathlib import Path
 
 from tilenet.cli.options.arguments import Arguments
@@ -96,23 +97,10 @@ def _check_script(options: Namespace) -> None:
 
 def _job(options: Namespace, placed: Placement, most_nodes: int | None) -> Job:
     ending = "lsf" if placed.machine.launch.scheduler == "lsf" else "sh"
-    return Job(
-        run=options.run,
-        plan=options.plan,
-        image=options.image,
-        output=options.output,
-        venv=options.venv,
-        packed=options.packed,
-        name=options.name,
-        time=options.time,
-        account=options.account,
-        queue=options.queue,
-        mail=options.mail,
-        chain=options.chain,
-        stage=tuple(options.stage),
-        file=options.script or f"{options.name}-{placed.machine.name}.{ending}",
-        most_nodes=most_nodes,
-    )
+    file = options.script or f"{options.name}-{placed.machine.name}.{ending}"
+    names = {part.name for part in fields(Job)} - {"stage", "file", "most_nodes"}
+    same = {name: getattr(options, name) for name in names}
+    return Job(**same, stage=tuple(options.stage), file=file, most_nodes=most_nodes)
 
 
 def _lines(placed: Placement, job: Job) -> list[str]:

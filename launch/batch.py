@@ -98,16 +98,6 @@ def ending(
     return AGAIN
 
 
-def gets_on(done: int, before: int | None) -> bool:
-    """Whether a map that was cut off got on in this life; if not, once is bad luck.
-
-    Args:
-        done: Time at which the newest finished piece of the map was written, in ns.
-        before: The same at the end of the last life that was cut off.
-    """
-    return done != before
-
-
 class _Job:
     def __init__(
         self, options: Namespace, launch: list[str], stop: StopSignals, queue: Queue
@@ -206,12 +196,12 @@ class _Job:
             pieces = [piece for pattern in patterns for piece in aside.glob(pattern)]
             if not (aside / "made_of.json").exists():  # a map that starts over
                 pieces = []
-            done = max((piece.stat().st_mtime_ns for piece in pieces), default=0)
-            if not gets_on(done, _read_time(again)):
+            newest = max((piece.stat().st_mtime_ns for piece in pieces), default=0)
+            if newest == _read_time(again):  # none since the last life that was cut off
                 again.unlink()
                 say("the map needs more time than the job has")
                 return 1
-            write_aside(str(done), again, "how far a map is")
+            write_aside(str(newest), again, "how far a map is")
         elif ended.result == "finished":
             again.unlink(missing_ok=True)
         return ending(ended, self.stop, self.queue.preempted, last=True)

@@ -21,8 +21,8 @@ def command(placed: Placement, program: Sequence[str] = ()) -> list[str]:
     return [*line, *placed.machine.launch.step, *program]
 
 
-def once_per_node(placed: Placement, program: Sequence[str] = ()) -> list[str]:
-    """The command line that starts one process on each node, without devices: to copy files."""
+def once_per_node(placed: Placement) -> list[str]:
+    """The command line that starts a program once on each node, without devices: to copy files."""
     nodes, facts = str(placed.nodes), placed.machine.launch
     launcher = facts.launcher
     if launcher == "jsrun":
@@ -34,12 +34,12 @@ def once_per_node(placed: Placement, program: Sequence[str] = ()) -> list[str]:
     elif launcher == "flux":
         options = ["run", "-N", nodes, "-n", nodes, "--setopt=exit-on-error"]
     elif launcher == "pals":
-        return ["mpiexec", "-n", nodes, "--ppn", "1", "--hostfile", HOSTS, *program]
+        return ["mpiexec", "-n", nodes, "--ppn", "1", "--hostfile", HOSTS]
     elif launcher == "hydra":
-        return ["mpiexec", "-n", nodes, "-ppn", "1", *_hosts(placed), *facts.step, *program]
+        return ["mpiexec", "-n", nodes, "-ppn", "1", *_hosts(placed), *facts.step]
     else:
         options = ["-n", "1"]
-    return [launcher, *options, *program]
+    return [launcher, *options]
 
 
 def quoted(word: str) -> str:

@@ -46,7 +46,7 @@ def job_of_least(path: Path, facts: Machine, least: int) -> PlannedJob:
         raise TilenetError(f"{least} nodes: {why_nothing_fits(question)}")
     plan = plans[0]
     name, partitions = question.machine.name, plan.layout.partitions
-    return PlannedJob(plan.mesh, partitions, plan.ranks_per_node, name, plan.device_bytes)
+    return PlannedJob(plan.num_ranks, partitions, plan.ranks_per_node, name, plan.device_bytes)
 
 
 def check_range(placed: Placement, most: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .queues import Slurm, job_number
+from .queues import Slurm, job_number, output_of
 from .steps import Outcome, Steps, say
 
 WATCH = Path(__file__).with_name("watch.py")
@@ -42,7 +42,6 @@ class Lives:
         Args:
             steps: The job's steps; their launch command is changed to the nodes that are left.
             planned: Path of the job's plan.
-            program: Command line of tilenet.
             once_per_node: Command line that starts one process on each node of the job.
             nodes: Fewest nodes to go on with, and ranks per node.
         """
@@ -129,7 +128,7 @@ def find_live_nodes(last: str) -> list[str]:
     """
     nodes = ""
     for attempt in range(1, 6):  # the controller may not answer while it waits for a dead node
-        nodes = _output_of("squeue", "-h", "-j", job_number(), "-o", "%N").strip()
+        nodes = output_of("squeue", "-h", "-j", job_number(), "-o", "%N").strip()
         if nodes:
             break
         time.sleep(attempt)
@@ -139,7 +138,7 @@ def find_live_nodes(last: str) -> list[str]:
         name: subprocess.Popen(
             [*probe, "-w", name, "--overlap", "--mpi=none", "-Q", "true"], stdin=subprocess.DEVNULL
         )
-        for name in _output_of("scontrol", "show", "hostnames", nodes or last).split()
+        for name in output_of("scontrol", "show", "hostnames", nodes or last).split()
     }
     return in_order([name for name, process in probes.items() if process.wait() == 0])
 
@@ -162,11 +161,7 @@ def _wait_for_release() -> bool:
     step forever, and with it all devices of the job.
     """
     for _ in range(RELEASE_S):
-        if not holds_step(_output_of("squeue", "-h", "-s", "-j", job_number(), "-o", "%i %j")):
+        if not holds_step(output_of("squeue", "-h", "-s", "-j", job_number(), "-o", "%i %j")):
             return True
         time.sleep(1)
     return False
-
-
-def _output_of(*command: str) -> str:
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout

@@ -32,8 +32,6 @@ class Placement:
     """Ranks on nodes, in blocks: all nodes but the last hold `ranks_per_node`.
 
     Attributes:
-        machine: Facts of a node.
-        nodes: Number of nodes.
         ranks: MPI ranks of the job.
         ranks_per_node: Ranks on every node but the last, which may hold fewer.
         partitions: Devices per rank.

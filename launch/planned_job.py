@@ -1,6 +1,7 @@
 """The part of `plan.json` that starting a job takes."""
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from tilenet.planning.plan import read_plan
@@ -11,7 +12,7 @@ class PlannedJob:
     """A job as it was planned.
 
     Attributes:
-        mesh: Replicas, rows and columns of ranks.
+        num_ranks: MPI ranks of the job.
         partitions: Devices per rank.
         ranks_per_node: Most ranks that share a node, on the machine that was planned for.
         machine: Name of that machine.
@@ -19,17 +20,12 @@ class PlannedJob:
         host_bytes: Predicted peak of a rank's share of its node's memory.
     """
 
-    mesh: tuple[int, int, int]
+    num_ranks: int
     partitions: int
     ranks_per_node: int
     machine: str
     device_bytes: int
     host_bytes: int = 0
-
-    @property
-    def num_ranks(self) -> int:
-        """MPI ranks of the job."""
-        return self.mesh[0] * self.mesh[1] * self.mesh[2]
 
 
 def read_job(path: Path) -> PlannedJob:
@@ -40,7 +36,7 @@ def read_job(path: Path) -> PlannedJob:
     """
     plan = read_plan(path)
     return PlannedJob(
-        mesh=(plan.mesh["replicas"], plan.mesh["rows"], plan.mesh["columns"]),
+        num_ranks=prod(plan.mesh.values()),
         partitions=len(plan.balance),
         ranks_per_node=plan.ranks_per_node,
         machine=plan.question.machine.name,

@@ -48,8 +48,12 @@ class Slurm(Queue):
         return AGAIN
 
     def _show_job(self) -> str:
-        command = ["scontrol", "show", "job", "-o", job_number()]
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+        return output_of("scontrol", "show", "job", "-o", job_number())
+
+
+def output_of(*command: str) -> str:
+    """What a command of Slurm's prints, whether it fails or not."""
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
 
 
 def job_number() -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilenet.errors import TilenetError
+from tilenet.planning.machines.launch_facts import LaunchFacts
 
 from .commands import HOSTS, command, environment, once_per_node, quoted
 from .elastic import check_range, without_nodes
@@ -193,13 +194,17 @@ def _wrapped(first: str, words: Iterable[str], more: bool = False) -> list[str]:
     return lines
 
 
+def _account_and_queue(account: str, queue: str, job: Job, facts: LaunchFacts) -> list[str]:
+    """Options for those of the two that are named; `account` and `queue`: how the options begin."""
+    named = (account, job.account), (queue, job.queue or facts.queue)
+    return [f"{option}{shlex.quote(value)}" for option, value in named if value]
+
+
 def _lsf(placed: Placement, job: Job, minutes: int) -> list[str]:
     """Return the #BSUB lines: account and queue, nodes, log, how it stops and is queued again."""
     facts = placed.machine.launch
-    queue = job.queue or facts.queue
     user = [f"-W {minutes // 60}:{minutes % 60:02d}"]
-    user += [f"-P {shlex.quote(job.account)}"] if job.account else []
-    user += [f"-q {shlex.quote(queue)}"] if queue else []
+    user += _account_and_queue("-P ", "-q ", job, facts)
     log = [f"-J {job.name}", f"-o {job.name}.%J.out", f"-e {job.name}.%J.err"]
     log += [f"-N -u {job.mail}"] if job.mail else []
     stop = ["-wa USR1", f"-wt {min(WARNING_S // 60, max(minutes // 2, 1))}", "-Q 75"]
@@ -210,10 +215,8 @@ def _lsf(placed: Placement, job: Job, minutes: int) -> list[str]:
 def _slurm(placed: Placement, job: Job, minutes: int) -> list[str]:
     """Return the #SBATCH lines: account and queue, nodes, log and queueing again, mail."""
     machine, facts = placed.machine, placed.machine.launch
-    queue = job.queue or facts.queue
     user = [f"--time={minutes}"]
-    user += [f"--account={shlex.quote(job.account)}"] if job.account else []
-    user += [f"{facts.queue_option}={shlex.quote(queue)}"] if queue else []
+    user += _account_and_queue("--account=", f"{facts.queue_option}=", job, facts)
     user += [f"--constraint={shlex.quote(facts.constraint)}"] if facts.constraint else []
     nodes = [f"--nodes={placed.nodes}"]
     if job.most_nodes:
@@ -235,10 +238,8 @@ def _slurm(placed: Placement, job: Job, minutes: int) -> list[str]:
 def _pbs(placed: Placement, job: Job, minutes: int) -> list[str]:
     """Return the #PBS lines: account and queue, nodes; the job reruns where PBS ended it."""
     machine, facts = placed.machine, placed.machine.launch
-    queue = job.queue or facts.queue
     user = [f"-N {job.name} -k doe -r y -l walltime={minutes // 60}:{minutes % 60:02d}:00"]
-    user += [f"-A {shlex.quote(job.account)}"] if job.account else []
-    user += [f"-q {shlex.quote(queue)}"] if queue else []
+    user += _account_and_queue("-A ", "-q ", job, facts)
     user += [f"-m ae -M {job.mail}"] if job.mail else []
     chunk = f"ncpus={machine.cores * facts.threads_per_core}:mpiprocs={placed.ranks_per_node}"
     chunk += f":ngpus={machine.devices_per_node}" * (machine.device != "cpu")
@@ -249,10 +250,8 @@ def _pbs(placed: Placement, job: Job, minutes: int) -> list[str]:
 def _flux(placed: Placement, job: Job, minutes: int) -> list[str]:
     """Return the `# flux:` lines: account and queue, log, and how it is told to stop."""
     facts = placed.machine.launch
-    queue = job.queue or facts.queue
     user = [f"--time-limit={minutes}m", f"--nodes={placed.nodes}", "--exclusive"]
-    user += [f"--bank={shlex.quote(job.account)}"] if job.account else []
-    user += [f"--queue={shlex.quote(queue)}"] if queue else []
+    user += _account_and_queue("--bank=", "--queue=", job, facts)
     log = [f"--job-name={job.name}", f"--output={job.name}.{{{{id}}}}.out"]
     log += [f"--signal=USR1@{_warning_s(minutes)}s"]
     log += ["--dependency=singleton"] * job.chain

@@ -139,7 +139,7 @@ def mapping(name: str, way: str, side: int, once: bool) -> dict[str, Any]:
 
     rows = max(span.own for span in plan.tiling.rows)
     predicted = swept_bytes(layers, side, side, rows, 4) if way == "sweep" else 0
-    predicted += 4 * kept_cells(layers, plan.kept_maps, plan.tiling.extended, 1)
+    predicted += 4 * kept_cells(layers, plan.kept_maps, plan.tiling.extended)
     figures = taken(run, predicted, counts=way in COUNTED, once=once)
     return {"passes": len(plan.passes) + 1, "grid": plan.tiling.grid, **figures}
 

@@ -58,16 +58,18 @@ def cells_of(window: Window) -> Cells:
 
 
 @st.composite
-def axes(draw: st.DrawFn) -> tuple[tuple[Layer, ...], list[int]]:
+def axes(draw: st.DrawFn) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
     """Some layers, and uneven edges between ranks, with at least 24 px each."""
     layers = tuple(draw(st.lists(st.sampled_from(LAYERS), min_size=1, max_size=4)))
     parts = draw(st.integers(1, 4))
     sizes = draw(st.lists(st.integers(24, 60), min_size=parts, max_size=parts))
-    return layers, [sum(sizes[:part]) for part in range(parts + 1)]
+    return layers, tuple(sum(sizes[:part]) for part in range(parts + 1))
 
 
 @given(axes())
-def test_each_cell_of_each_map_has_one_owner(case: tuple[tuple[Layer, ...], list[int]]) -> None:
+def test_each_cell_of_each_map_has_one_owner(
+    case: tuple[tuple[Layer, ...], tuple[int, ...]],
+) -> None:
     layers, edges_px = case
     cells, grid = edges_px[-1], Grid()
     for layer, one in zip(layers, axis_shares(layers, cells, edges_px), strict=True):
@@ -85,17 +87,19 @@ def test_each_cell_of_each_map_has_one_owner(case: tuple[tuple[Layer, ...], list
 
 
 @given(axes())
-def test_maps_of_one_grid_are_shared_out_alike(case: tuple[tuple[Layer, ...], list[int]]) -> None:
+def test_maps_of_one_grid_are_shared_out_alike(
+    case: tuple[tuple[Layer, ...], tuple[int, ...]],
+) -> None:
     _, edges_px = case
     cells = edges_px[-1]
     there_and_back = Pool(1, 1), TransposedConv(1, 1), Conv(1, 1, padding=1)
     if cells % 2 == 0:
         shares = axis_shares(there_and_back, cells, edges_px)
-        assert shares[-1].out_edges == tuple(edges_px) == own_edges(Grid(), cells, edges_px)
+        assert shares[-1].out_edges == edges_px == own_edges(Grid(), cells, edges_px)
 
 
 @given(axes())
-def test_needs_are_what_the_layer_says(case: tuple[tuple[Layer, ...], list[int]]) -> None:
+def test_needs_are_what_the_layer_says(case: tuple[tuple[Layer, ...], tuple[int, ...]]) -> None:
     layers, edges_px = case
     for layer, one in zip(layers, axis_shares(layers, edges_px[-1], edges_px), strict=True):
         for rank, (first, stop) in enumerate(pairwise(one.out_edges)):
@@ -115,7 +119,7 @@ def random_halos(seed: int) -> tuple[AxisShares, AxisShares, list[LayerHalo]]:
     both = []
     for _ in range(2):
         sizes = [random.randint(10, 19) for _ in range(random.randint(1, 4))]
-        edges = [sum(sizes[:part]) for part in range(len(sizes) + 1)]
+        edges = tuple(sum(sizes[:part]) for part in range(len(sizes) + 1))
         both.append(axis_shares((layer,), edges[-1], edges)[0])
     rows, cols = both
     places = product(range(len(rows.needs)), range(len(cols.needs)))
@@ -161,7 +165,7 @@ def within_reach(layers: tuple[Layer, ...], spans: tuple[Span, ...]) -> tuple[bo
     And whether each owns as much as the widest halo, as `convolve` asks, which adds a halo's part
     to that many of the outermost cells.
     """
-    edges = [*(span.first for span in spans), spans[-1].first + spans[-1].own]
+    edges = (*(span.first for span in spans), spans[-1].first + spans[-1].own)
     found = wide = True
     for one in axis_shares(layers, edges[-1], edges):
         halos = []
@@ -242,11 +246,11 @@ def test_the_layer_with_the_widest_halo_is_named() -> None:
 
 def test_a_skip_is_shared_out_as_the_map_that_it_joins() -> None:
     skip = Stash(1, 1, name="a"), Conv(1, 1, padding=1), Join(1, 2, ("a",))
-    shares = axis_shares(skip, 20, [0, 7, 20])
+    shares = axis_shares(skip, 20, (0, 7, 20))
     assert shares[0].edges == shares[2].edges == (0, 7, 20)
     smaller = Stash(1, 1, name="a"), Conv(1, 1), Join(1, 2, ("a",))
     with pytest.raises(TilenetError) as caught:
-        axis_shares(smaller, 20, [0, 7, 20])
+        axis_shares(smaller, 20, (0, 7, 20))
     assert "a skip must be shared out as the map that it joins (a: cells end at" in str(
         caught.value
     )

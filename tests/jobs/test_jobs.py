@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from launch.placement import place
 from launch.planned_job import read_job
 from tilenet.__main__ import main as tilenet
 from tilenet.planning.machines.read import machine
+from tilenet.planning.plan import read_plan
 from tilenet.training.config.read import read_run_file
 from tilenet.training.setup.decide import plan_run
 
@@ -67,7 +69,7 @@ def test_the_run_file_fits_the_plan(name: str, monkeypatch: pytest.MonkeyPatch) 
     job = read_job(Path("plan.json"))
     shapes = (((1, 2, 3, 4), (10_000, 10_000)),) * 4
     planned = plan_run(run, shapes, job.num_ranks)
-    assert (planned.mesh.replicas, planned.mesh.rows, planned.mesh.columns) == job.mesh
+    assert asdict(planned.mesh) == read_plan(Path("plan.json")).mesh
     assert len(planned.balance) == job.partitions
     assert place(job, machine(name)).ranks == job.num_ranks
 

@@ -106,7 +106,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         (tools / "predict").write_text(predict)
         (tmp_path / "log").write_text("")
         facts = machine(name)
-        placed = place(PlannedJob((1, 1, 2), 1, 1, "elsewhere", 1), facts, 1 + (name == "pbs"))
+        placed = place(PlannedJob(2, 1, 1, "elsewhere", 1), facts, 1 + (name == "pbs"))
         text = re.sub("--stop-after=[0-9]+", stop_after, script(placed, job or Job()))
         text = re.sub(" *--program=.*\n", "", text)  # it would be the real one
         storage = facts.launch.node_storage

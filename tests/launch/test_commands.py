@@ -20,7 +20,7 @@ from jsrun import layout, omp_threads, parse
 
 
 def placed(name: str, ranks: int, partitions: int, nodes: int | None = None) -> Placement:
-    job = PlannedJob((1, 1, ranks), partitions, 1, "elsewhere", 2**30)
+    job = PlannedJob(ranks, partitions, 1, "elsewhere", 2**30)
     return place(job, machine(name), nodes)
 
 
@@ -89,19 +89,19 @@ def test_lines(
 
 def test_one_process_per_node_copies_files() -> None:
     lines = [
-        " ".join(once_per_node(placed(name, ranks, 1), ["cp"]))
+        " ".join(once_per_node(placed(name, ranks, 1)))
         for name, ranks in [
             *(("summit", 64), ("slurm", 8), ("workstation", 2)),
             *(("polaris", 8), ("pbs", 8), ("tuolumne", 8)),
         ]
     ]
     assert lines == [
-        "jsrun -n 11 -r 1 -a 1 -c 1 -X 1 --smpiargs=off cp",
-        "srun -N 2 -n 2 --ntasks-per-node=1 -c 1 --mpi=none --kill-on-bad-exit=1 cp",
-        "mpiexec -n 1 cp",
-        f"mpiexec -n 2 --ppn 1 --hostfile {HOSTS} cp",
-        f"mpiexec -n 2 -ppn 1 -f {HOSTS} cp",
-        "flux run -N 2 -n 2 --setopt=exit-on-error cp",
+        "jsrun -n 11 -r 1 -a 1 -c 1 -X 1 --smpiargs=off",
+        "srun -N 2 -n 2 --ntasks-per-node=1 -c 1 --mpi=none --kill-on-bad-exit=1",
+        "mpiexec -n 1",
+        f"mpiexec -n 2 --ppn 1 --hostfile {HOSTS}",
+        f"mpiexec -n 2 -ppn 1 -f {HOSTS}",
+        "flux run -N 2 -n 2 --setopt=exit-on-error",
     ]
     assert flux.tasks_per_node(flux.parse(lines[-1].split()[1:])) == [1, 1]
     ranks = layout(parse(lines[0].split()[1:]), 11)
@@ -134,7 +134,7 @@ def test_hosts_without_a_batch_system_are_the_machines(
     own.write_text("[workstation.launch]\nlauncher = 'hydra'\nstep = ['-f', 'hosts']\n")
     where = placed("workstation", 4, 1)
     assert command(where, ["x"]) == ["mpiexec", "-n", "4", "-ppn", "2", "-f", "hosts", "x"]
-    assert once_per_node(where, ["x"]) == ["mpiexec", "-n", "2", "-ppn", "1", "-f", "hosts", "x"]
+    assert once_per_node(where) == ["mpiexec", "-n", "2", "-ppn", "1", "-f", "hosts"]
     own.write_text("[workstation.launch]\nlauncher = 'hydra'\n")
     with pytest.raises(TilenetError, match=r"workstation.launch.step must name a file of hosts"):
         placed("workstation", 4, 1)
@@ -215,7 +215,7 @@ def test_any_number_of_ranks_is_placed_or_refused_with_a_remedy_that_helps(
 
 
 def test_a_slurm_that_knows_generic_resources_alone_gets_no_option_of_gpus() -> None:
-    here = place(PlannedJob((1, 1, 4), 1, 4, "slurm", 1), machine("slurm"))
+    here = place(PlannedJob(4, 1, 4, "slurm", 1), machine("slurm"))
     launch = replace(here.machine.launch, gpu_option="--gres=gpu:")
     line = command(replace(here, machine=replace(here.machine, launch=launch)))
     assert "--gres=gpu:4" in line

@@ -57,7 +57,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def placed(name: str, ranks: int, partitions: int) -> Placement:
-    return place(PlannedJob((1, 1, ranks), partitions, 1, "elsewhere", 2**30), machine(name))
+    return place(PlannedJob(ranks, partitions, 1, "elsewhere", 2**30), machine(name))
 
 
 def text_of(file: str) -> str:

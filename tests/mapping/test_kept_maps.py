@@ -119,6 +119,6 @@ def test_the_maps_that_are_kept_fit(name: str) -> None:
             assert kept <= computed | there
             together.append(sum(cells[one] for one in kept | there))
             work, there = work + sum(cells[one] for one in computed), kept
-        assert kept_cells(layers, sets, size, 1) == max(together) <= most
+        assert kept_cells(layers, sets, size) == max(together) <= most
         assert last is None or work <= last
         last = work

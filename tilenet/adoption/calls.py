@@ -14,6 +14,8 @@ from tilenet.geometry.layers import Expand, GlobalPool, Layer
 
 MOST_LETTERS = 160  # of values in a sentence
 MOST_REASONS, MOST_PLACES = 3, 3
+NO_MAP = "a tensor is made in forward of no map"
+OTHER_NOISE = "random numbers are used for something else than drop path"
 OPERATORS: dict[str, Callable[..., Any]] = {}  # by name, the function that turns calls into layers
 
 
@@ -70,7 +72,6 @@ class Kernel:
     """A kernel of a convolution.
 
     Attributes:
-        shape: Shape of the kernel.
         weights: Weights of the module by their names in the layer.
         computed: Fields of the layer for a kernel that is computed from these weights.
     """
@@ -103,7 +104,6 @@ class Refusal(TilenetError):
     """An operator that cannot be a layer.
 
     Attributes:
-        why: The reason.
         where: Path of the submodule, the operator, and the line of the user's source.
     """
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tilenet.adoption.calls import Arguments, Call
+from tilenet.adoption.calls import NO_MAP, Arguments, Call
 from tilenet.adoption.cells import (
     BATCH,
     COLS,
@@ -55,7 +55,7 @@ def cellwise(call: Call, args: Arguments) -> Any:
         number = next(iter(args.by_name.values()), None)
         if call.operator in (*SAME, "detach") and isinstance(number, int | float):
             return number
-        raise call.refused("a tensor is made in forward of no map")
+        raise call.refused(NO_MAP)
     for tensor in tensors:
         if isinstance(tensor.source, Weight):
             call.weight(tensor)

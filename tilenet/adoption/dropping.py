@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from tilenet.adoption.calls import Call, Noise, operator
+from tilenet.adoption.calls import OTHER_NOISE, Call, Noise, operator
 from tilenet.adoption.cells import BATCH, IMAGES, Cells, cells_of
 from tilenet.adoption.cellwise import from_map, to_map
 from tilenet.adoption.values import Value
@@ -15,7 +15,7 @@ def drop_path(call: Call, x: Any, noise: Noise) -> Any:
     cells = call.cells(x)
     value = call.map_of(to_map(cells))
     if noise.stage != "mask" or not 0 < noise.keep <= 1:
-        raise call.refused("random numbers are used for something else than drop path")
+        raise call.refused(OTHER_NOISE)
     if not noise.scaled and noise.keep != 1:
         # x was divided by the probability before.
         divided = (("div.Tensor", ("value", 0), noise.keep),)
@@ -37,13 +37,13 @@ def _noise(call: Call, x: Any, size: Any = None, dtype: Any = None) -> Any:
         return Cells(((BATCH,), (0,), ("H",), ("W",)), (call.sizes[2], call.sizes[3]))
     if call.sizes == (IMAGES, *[1] * (len(call.sizes) - 1)):
         return Noise("uniform" if call.operator == "rand" else "empty")
-    raise call.refused("random numbers are used for something else than drop path")
+    raise call.refused(OTHER_NOISE)
 
 
 @operator("bernoulli")
 def _bernoulli(call: Call, x: Any, p: float) -> Noise:
     if not isinstance(x, Noise):
-        raise call.refused("random numbers are used for something else than drop path")
+        raise call.refused(OTHER_NOISE)
     return replace(x, stage="mask", keep=float(p), scaled=False)
 
 
@@ -52,7 +52,7 @@ def _floor(call: Call, x: Any) -> Any:
     if not isinstance(x, Noise):
         return NotImplemented
     if x.stage != "shifted":
-        raise call.refused("random numbers are used for something else than drop path")
+        raise call.refused(OTHER_NOISE)
     return replace(x, stage="mask")
 
 

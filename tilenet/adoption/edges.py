@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tilenet.adoption.calls import Call, Moved, Noise, operator
+from tilenet.adoption.calls import NO_MAP, Call, Moved, Noise, operator
 from tilenet.adoption.cells import (
     COLS,
     IMAGES,
@@ -206,11 +206,11 @@ def _filled(call: Call, x: Any, fill_value: float | None = None, **_: Any) -> An
     if number is None:
         number = float("ones" in call.operator)
     if not isinstance(number, int | float) or not call.floats:
-        raise call.refused("a tensor is made in forward of no map")
+        raise call.refused(NO_MAP)
     if len(call.sizes) == 4 and call.sizes[0] == IMAGES:
         like = next((value for value in reversed(call.maps) if value.size == call.sizes[2:]), None)
         if like is None or like.whole:
-            raise call.refused("a tensor is made in forward of no map")
+            raise call.refused(NO_MAP)
         cells = cells_of(like)
         narrow = (cells.dims[0], (), *cells.dims[2:])
         channel = applied("slice.Tensor", cells, cells, 1, 0, 1, dims=narrow)
@@ -221,6 +221,6 @@ def _filled(call: Call, x: Any, fill_value: float | None = None, **_: Any) -> An
     if len(set(call.sizes)) < 2 and (not call.sizes or call.sizes[0] == 1):
         return float(number)
     if any(call.sizes[place:][:2] in {value.size for value in call.maps} for place in range(3)):
-        raise call.refused("a tensor is made in forward of no map")  # it is one of cells, computed
+        raise call.refused(NO_MAP)  # it is one of cells, computed
     few = torch.full([1] * len(call.sizes), float(number), dtype=torch.float64)
     return numbers_of(few, call.sizes)

@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from tilenet.adoption.calls import (
+    OTHER_NOISE,
     WITHOUT_EFFECT,
     Arguments,
     Call,
@@ -188,9 +189,9 @@ class _Interpreter:
         if isinstance(result, Refusal) and isinstance(call.shape, tuple) and call.floats:
             result = self._stand_in(node, call, result)
         if isinstance(result, list):
-            result = [self._as_map(part) for part in result]
+            result = [_as_map(call, part) for part in result]
         else:
-            result = self._as_map(result)
+            result = _as_map(call, result)
         if _writes(node):  # all names of the argument see the result
             assert isinstance(node.args[0], fx.Node)
             self.names[node] = self.names[node.args[0]]
@@ -215,15 +216,6 @@ class _Interpreter:
             result = from_map(cells_of(value), like.dims)
         self.refused.append((value, refusal))
         return result
-
-    def _as_map(self, result: Any) -> Any:
-        """Cells that form a map again as a map, which one layer computes once; else the result."""
-        if not isinstance(result, Cells) or result.source is not None or not result.is_map:
-            return result
-        value = map_of(result)
-        if not any(value is known for known in self.maps):
-            self.maps.append(value)
-        return cells_of(value)
 
     def _apply(self, call: Call, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of a call, or its refusal, which is raised where the result is used."""
@@ -321,6 +313,13 @@ class _Interpreter:
         return map_of(result)
 
 
+def _as_map(call: Call, result: Any) -> Any:
+    """Cells that form a map again as a map, which one layer computes once; else the result."""
+    if not isinstance(result, Cells) or result.source is not None or not result.is_map:
+        return result
+    return cells_of(call.entered(map_of(result)))
+
+
 def _flat(arguments: list[Any]) -> list[Any]:
     return [x for part in arguments for x in (part if isinstance(part, list) else [part])]
 
@@ -411,7 +410,7 @@ def _arguments(call: Call, schema: list[Any], values: dict[str, Any]) -> Argumen
     """A call's arguments in the form that a cellwise step holds."""
     for argument in values.values():
         if isinstance(argument, Noise):
-            raise call.refused("random numbers are used for something else than drop path")
+            raise call.refused(OTHER_NOISE)
     return Arguments(
         {name: _freeze(argument) for name, argument in values.items()},
         frozenset(p.name for p in schema if _is_default(values[p.name], p)),

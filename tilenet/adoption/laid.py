@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilenet.adoption.calls import Call, Refusal
+from tilenet.adoption.calls import NO_MAP, Call, Refusal
 from tilenet.adoption.cells import (
     BATCH,
     COLS,
@@ -24,7 +24,7 @@ from tilenet.adoption.cells import (
     maps_in,
 )
 from tilenet.adoption.cellwise import from_map
-from tilenet.adoption.mapless import Mapless, refusal
+from tilenet.adoption.mapless import Mapless
 from tilenet.adoption.values import Value
 from tilenet.errors import TilenetError
 from tilenet.geometry.coordinates import OFFSETS, Coordinates
@@ -53,14 +53,14 @@ def laid_on(call: Call, tensors: Sequence[Cells], run: Run, argument: Any) -> An
         maps = (value for value in call.maps if value.size == tensor.shape[2:] and not value.whole)
         like = next(map(cells_of, maps), None)
     if like is None or tensor.dtype == torch.bool:
-        raise refusal(call)
+        raise call.refused(NO_MAP)
     shape = *[1] * (len(like.dims) - tensor.dim()), *tensor.shape
     over_cells = [place for place in range(len(like.dims)) if like.over_cells(place)]
     if all(shape[place - len(like.dims)] == 1 for place in over_cells):
         return constant_of("a tensor", tensor.double())
     value = next((v for v in maps_in(like) if v.size == like.size and not v.whole), None)
     if value is None or not set(PLACES) <= set(like.dims) or len(shape) > len(like.dims):
-        raise refusal(call)
+        raise call.refused(NO_MAP)
     dims = tuple(
         dim if like.over_cells(place) else (n,) * (n > 1)
         for place, (dim, n) in enumerate(zip(like.dims, shape, strict=True))

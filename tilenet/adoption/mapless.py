@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilenet.adoption.calls import Call, Refusal
+from tilenet.adoption.calls import NO_MAP, Call
 from tilenet.adoption.proof.as_defined import wide_numbers
 
 # Narrower types hold the cells of small maps only.
@@ -51,7 +51,7 @@ class Mapless:
 
 def compute_mapless(call: Call, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The result of an operator on numbers and mapless tensors, or the refusal of the call."""
-    refused = refusal(call)
+    refused = call.refused(NO_MAP)
     if torch.Tag.nondeterministic_seeded in function.tags or "empty" in call.operator:
         return refused
     try:
@@ -65,11 +65,6 @@ def compute_mapless(call: Call, function: Any, args: Any, kwargs: dict[str, Any]
     if isinstance(result, list | tuple):
         return [Mapless(tensor, call, function, args, kwargs, n) for n, tensor in enumerate(result)]
     return Mapless(result, call, function, args, kwargs)
-
-
-def refusal(call: Call) -> Refusal:
-    """Return the refusal of a call with mapless tensors that cannot become a layer."""
-    return call.refused("a tensor is made in forward of no map")
 
 
 def _wide(argument: Any) -> Any:

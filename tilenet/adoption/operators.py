@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tilenet.adoption.calls import OPERATORS as OPERATORS  # with the functions below
-from tilenet.adoption.calls import Call, Moved, Noise, Places, operator
+from tilenet.adoption.calls import OTHER_NOISE, Call, Moved, Noise, Places, operator
 from tilenet.adoption.cells import Cells, Weight, applied, cells_of, numbers_of
 from tilenet.adoption.cellwise import reshaped, to_map
 from tilenet.adoption.dropping import drop_path
@@ -416,7 +416,7 @@ def _joined(call: Call, how: Any, maps: list[Any]) -> Any:
 def _add(call: Call, x: Any, other: Any) -> Any:
     if isinstance(x, Noise):
         if x.stage != "uniform" or not isinstance(other, int | float):
-            raise call.refused("random numbers are used for something else than drop path")
+            raise call.refused(OTHER_NOISE)
         return replace(x, stage="shifted", keep=float(-other if call.operator == "sub" else other))
     if isinstance(other, Noise):
         return _add(call, other, x)

@@ -16,7 +16,6 @@ class Value:
     """A map of the graph, and the layer that computes it.
 
     Attributes:
-        channels: Number of channels.
         size: Height and width in the recorded graph.
         whole: Whether it is a whole map (see `geometry.layers`).
         layer: The layer that computes it, without names of stashed maps; None: it is the input.

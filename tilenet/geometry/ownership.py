@@ -79,8 +79,9 @@ def own_edges(grid: Grid, cells: int, edges_px: Sequence[int]) -> tuple[int, ...
     return (0, *(min(max(edge, 0), cells) for edge in inner), cells)
 
 
+@lru_cache(maxsize=64)  # of all passes over an image they are the same
 def axis_shares(
-    layers: tuple[Layer, ...], pixels: int, edges_px: Sequence[int]
+    layers: tuple[Layer, ...], pixels: int, edges_px: tuple[int, ...]
 ) -> tuple[AxisShares, ...]:
     """Share each layer's maps out over ranks along one axis.
 
@@ -91,13 +92,6 @@ def axis_shares(
     Raises:
         TilenetError: A stashed map does not lie on the map that it joins.
     """
-    return _axis_shares(layers, pixels, tuple(edges_px))
-
-
-@lru_cache(maxsize=64)  # of all passes over an image they are the same
-def _axis_shares(
-    layers: tuple[Layer, ...], pixels: int, edges_px: tuple[int, ...]
-) -> tuple[AxisShares, ...]:
     shares = []
 
     def through(layer: Layer, before: _Map, stashed: tuple[_Map, ...]) -> _Map:
@@ -140,7 +134,7 @@ def tiling_shares(
 ) -> tuple[tuple[AxisShares, ...], tuple[AxisShares, ...]]:
     """Share each layer's maps out over the owners of tiles, along rows and along columns."""
     rows, cols = (
-        axis_shares(line, pixels, [*(span.first for span in spans), pixels])
+        axis_shares(line, pixels, (*(span.first for span in spans), pixels))
         for line, pixels, spans in zip(
             (layers, across(layers)), tiling.extended, (tiling.rows, tiling.cols), strict=True
         )

@@ -67,17 +67,12 @@ class Sweeps:
     kept_maps: Mapping[int, Collection[int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Maps that a layer waits for rows of, and maps that it reads, counted from the image, 0."""
-
-    waits: tuple[int, ...]
-    reads: tuple[int, ...]
-
-
 def row_readers(layers: tuple[Layer, ...]) -> tuple[tuple[int, ...], ...]:
     """Return the maps that each layer reads rows of, the image being number 0."""
-    return tuple(reader.reads for reader in _readers(layers))
+    return tuple(
+        () if isinstance(layer, Expand) else maps
+        for layer, maps in zip(layers, _awaited(layers), strict=True)
+    )
 
 
 def last_readers(layers: tuple[Layer, ...], own: range | None = None) -> list[list[int]]:
@@ -146,12 +141,12 @@ def sweep(
     own = own or range(len(layers))
     rows, height = edges[-1], edges[-1] - edges[-2]
     sizes = walk(layers, rows, lambda layer, size, stashed: layer.size(size, *stashed))
-    readers = _readers(layers)
+    awaited, readers = _awaited(layers), row_readers(layers)
     read_by: list[list[int]] = [[] for _ in sizes]
-    needed = _needed_maps(readers)
+    needed = _needed_maps(awaited)
     sizes = [size if number in needed else 0 for number, size in enumerate(sizes)]
-    for number, reader in enumerate(readers):
-        for map_ in reader.reads if number + 1 in needed and number in own else ():
+    for number, maps in enumerate(readers):
+        for map_ in maps if number + 1 in needed and number in own else ():
             read_by[map_].append(number)
     come = [0] * len(sizes)  # rows of each map, those beyond its end too
     more = [0] * len(sizes)  # that came with the strip before
@@ -160,12 +155,12 @@ def sweep(
         image = min(come[0], rows), next(ends, rows)
         come[0] = come[0] + height if image[0] == rows else image[1]
         steps = []
-        for number, (layer, reader) in enumerate(zip(layers, readers, strict=True), start=1):
+        for number, layer in enumerate(layers, start=1):
             before, size = come[number], sizes[number]
-            come[number] = _ready(layer, before, size, reader.waits, come, more[number])
+            come[number] = _ready(layer, before, size, awaited[number - 1], come, more[number])
             more[number] = come[number] - before
             out = min(before, size), min(come[number], size)
-            steps.append(LayerRows(out, _needs(layer, *out) if reader.reads else (0, 0)))
+            steps.append(LayerRows(out, _needs(layer, *out) if readers[number - 1] else (0, 0)))
         done = [min(stop, size) for stop, size in zip(come, sizes, strict=True)]
         held = tuple((stop, stop) for stop in done)
         if come[-1] < sizes[-1]:
@@ -176,32 +171,31 @@ def sweep(
         yield Strip(image, tuple(steps), held)
 
 
-def _needed_maps(readers: tuple[_Reader, ...]) -> set[int]:
+def _needed_maps(awaited: tuple[tuple[int, ...], ...]) -> set[int]:
     """The maps that the output looks at, or waits for."""
-    needed = {len(readers)}
-    for number in reversed(range(len(readers))):
-        if number + 1 in needed:
-            needed.update(readers[number].waits)
+    needed = {len(awaited)}
+    for number, maps in reversed(list(enumerate(awaited, start=1))):
+        if number in needed:
+            needed.update(maps)
     return needed
 
 
 @lru_cache(maxsize=64)
-def _readers(layers: tuple[Layer, ...]) -> tuple[_Reader, ...]:
+def _awaited(layers: tuple[Layer, ...]) -> tuple[tuple[int, ...], ...]:
+    """The maps that each layer waits for rows of; an `Expand` reads none of them."""
     grids, stashed = map_grids(layers), dict[str, int]()
-    readers = []
+    awaited = []
     for number, layer in enumerate(layers):
         joined = tuple(stashed.pop(name) for name in layer.names)
         if isinstance(layer, Stash):
             stashed[layer.name] = number
         if isinstance(layer, Expand):
-            readers.append(_Reader(joined, ()))
+            awaited.append(joined)
             continue
         sources = joined if isinstance(layer, Join) and layer.how == "take" else (number, *joined)
-        rows = tuple(
-            map_ for map_ in sources if not (grids[map_].whole or isinstance(layer, GlobalPool))
-        )
-        readers.append(_Reader(rows, rows))
-    return tuple(readers)
+        sources = () if isinstance(layer, GlobalPool) else sources
+        awaited.append(tuple(map_ for map_ in sources if not grids[map_].whole))
+    return tuple(awaited)
 
 
 def _needs(layer: Layer, first: int, stop: int) -> Rows:

@@ -37,8 +37,6 @@ class Symmetry:
 
         Args:
             window: It may reach over the edges; then so does the result.
-            height: Height of the source.
-            width: Width of the source.
         """
         rows, cols = self.size(height, width)
         row = rows - window.row - window.height if self.flips_rows else window.row

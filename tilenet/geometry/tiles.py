@@ -10,6 +10,7 @@ from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any, TypeVar, overload
 
 from tilenet.errors import TilenetError
@@ -77,8 +78,6 @@ class Tiling:
     """A raster cut into tiles.
 
     Attributes:
-        height: Rows of the raster.
-        width: Columns of the raster.
         rows: One span per row of tiles.
         cols: One span per column of tiles.
         rule: The rule that gave the read windows.
@@ -101,6 +100,11 @@ class Tiling:
         return _ends(self.rows), _ends(self.cols)
 
     @property
+    def own_px(self) -> tuple[int, int]:
+        """Most rows and most columns that a tile owns."""
+        return max(span.own for span in self.rows), max(span.own for span in self.cols)
+
+    @property
     def tiles(self) -> "Tiles":
         """All tiles, row by row."""
         return Tiles(self.rows, self.cols)
@@ -120,8 +124,7 @@ class Tiling:
     @property
     def work_ratio_tile(self) -> float:
         """The paper's E = (T/T′)² of the largest tile: pixels read per pixel owned."""
-        read = self.rows[0].read * self.cols[0].read
-        return read / (max(s.own for s in self.rows) * max(s.own for s in self.cols))
+        return self.rows[0].read * self.cols[0].read / prod(self.own_px)
 
 
 def _ends(spans: tuple[Span, ...]) -> int:
@@ -234,11 +237,16 @@ def owned(array: T, tile: Tile, offset_px: int = 0) -> T:
         array: numpy or torch, over the tile's read window or a network's output for it.
         offset_px: Pixel of the read window that the array's first cell stands on.
     """
+    sliceable: Any = array
+    part: T = sliceable[own_index(tile, offset_px)]
+    return part
+
+
+def own_index(tile: Tile, offset_px: int) -> tuple[Any, slice, slice]:
+    """The index with which `owned` takes its part."""
     top = tile.own.row - tile.read.row - offset_px
     left = tile.own.col - tile.read.col - offset_px
-    sliceable: Any = array
-    part: T = sliceable[..., top : top + tile.own.height, left : left + tile.own.width]
-    return part
+    return ..., slice(top, top + tile.own.height), slice(left, left + tile.own.width)
 
 
 def own_pieces(tiling: Tiling, height_px: int, width_px: int) -> Iterator[tuple[int, Window]]:

@@ -8,14 +8,7 @@ from tilenet.errors import TilenetError
 
 @dataclass(frozen=True)
 class Window:
-    """A rectangle of pixels; it may reach over the raster's edges.
-
-    Attributes:
-        row: First row.
-        col: First column.
-        height: Number of rows.
-        width: Number of columns.
-    """
+    """A rectangle of pixels; it may reach over the raster's edges."""
 
     row: int
     col: int

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilenet.errors import AgreedError, TilenetError
-from tilenet.geometry.tiles import Tile
+from tilenet.geometry.tiles import own_index
 from tilenet.geometry.windows import Window
 from tilenet.library.local_network import LocalNetwork
 from tilenet.library.own_data import OwnData
@@ -48,12 +48,8 @@ class OwnTile:
     @classmethod
     def of(cls, part: ReadTile, offset_px: int, device: torch.device) -> "OwnTile":
         """Make it from a tile that was read."""
-        tile: Tile = part.work.tile
-        top = tile.own.row - tile.read.row - offset_px
-        left = tile.own.col - tile.read.col - offset_px
-        own = ..., slice(top, top + tile.own.height), slice(left, left + tile.own.width)
         labels = _wide(upload(part.labels, device))
-        return cls(upload(part.image, device), labels, own)
+        return cls(upload(part.image, device), labels, own_index(part.work.tile, offset_px))
 
 
 @dataclass(frozen=True)
@@ -61,11 +57,9 @@ class StepMeans:
     """Objects that all steps of a loop share.
 
     Attributes:
-        local: The network.
         own: Data of the loop; its watchdog rests when a step is applied.
         gradients: The sum of the network's gradients over all ranks.
         running: The network's running statistics.
-        comm: All ranks.
         meeting: Checks that all ranks are at the same call.
         count: Called with the number of steps made, when one is applied.
     """

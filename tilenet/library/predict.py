@@ -217,7 +217,6 @@ def given_network(
 
     Args:
         net: Needed on rank 0; on all ranks if it maps windows.
-        path: Path of the image.
         names: Names of the classes; None: their numbers.
         statistics: Mean and std per band; None: 0 and 1.
         bands: Bands to read; None: all but alpha.

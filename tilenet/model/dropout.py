@@ -25,7 +25,6 @@ class MaskKey:
     """Key of the masks of the current forward pass; a network's layers share it.
 
     Attributes:
-        seed: Seed of the run.
         step: Step of the run, from 0.
         images: Number of the image that each sample of the batch belongs to; a pipeline's
             micro-batches bring their own.

@@ -147,7 +147,7 @@ def build_layer(
 
     Args:
         mask_key: Shared by the layers of a network.
-        in_place: Whether an activation writes over its input (see `geometry.layers.in_place`).
+        in_place: Whether an activation writes over its input (see `model.in_place`).
     """
     match layer:
         case Conv():

@@ -25,6 +25,11 @@ Together = Mapping[str, tuple[int, int]]  # first and last layer that share a we
 NOTHING: Together = {}
 
 
+def blocks_of(balance: Sequence[int]) -> list[tuple[int, int]]:
+    """First layer of each partition, and the one behind its last."""
+    return list(pairwise(accumulate(balance, initial=0)))
+
+
 def block_seconds(
     layer_times: Sequence[LayerTime], transfer_s: Sequence[float] | None = None
 ) -> Matrix:

@@ -10,18 +10,15 @@ slowest.
 """
 
 from functools import lru_cache
-from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilenet.planning.balance import block_seconds, least_time
-from tilenet.planning.estimate import Estimator
+from tilenet.planning.balance import block_seconds, blocks_of, least_time
+from tilenet.planning.estimate import Estimator, Shape
 from tilenet.planning.micro_batches import mini_batch_sizes
 from tilenet.planning.plan import Layout
 from tilenet.planning.time.layer_time import LayerTime
-
-Shape = tuple[int, int, int]
 
 
 class Bounds:
@@ -69,4 +66,4 @@ class Bounds:
         """
         busy, fixed = self.busy(shape, again), self.estimator.question.balance
         balance = fixed or least_time(busy, partitions, few=1)[0]
-        return max(float(busy[block]) for block in pairwise([0, *accumulate(balance)]))
+        return max(float(busy[block]) for block in blocks_of(balance))

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
 from math import prod
 
 import numpy as np
@@ -12,7 +11,7 @@ from tilenet.choices import READ_AHEAD, Checkpointing, HaloMode
 from tilenet.geometry.halo_rule import halo_rule
 from tilenet.geometry.maps import map_shapes
 from tilenet.geometry.tiles import Cut, Tiling, cut
-from tilenet.planning.balance import block_seconds, without_cuts
+from tilenet.planning.balance import Balance, block_seconds, blocks_of, without_cuts
 from tilenet.planning.memory.flow import flow_bytes
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.partition import Costs, block_bytes, partition_bytes
@@ -39,31 +38,8 @@ READ_COPIES = 3  # the raster's own dtype, float64 while it is standardised, and
 PIECE_BYTES = 4 << 20  # of gradients that are summed at once, see docs/run-file.md
 LABEL_BYTES = 8 + 1  # int64, and the mask of valid pixels
 
-
-def _host_bytes(
-    pixels: int, bands: int, micro_batches: int, parameter_bytes: int, optimizer_states: int
-) -> int:
-    """Bytes of host memory of one rank.
-
-    Args:
-        pixels: Pixels that the tiles of a micro-batch read.
-        bands: Bands of the image.
-        micro_batches: Number of micro-batches of a mini-batch.
-        parameter_bytes: Bytes of the whole network.
-        optimizer_states: Values that the optimizer keeps per parameter.
-    """
-    tiles = micro_batches * pixels * (bands * 4 * READ_COPIES + LABEL_BYTES)
-    # Copies made while waiting tiles are read are counted there.
-    ahead = READ_AHEAD * pixels * (bands * 4 + LABEL_BYTES)
-    # As they are drawn or loaded before they go to the devices, and the copy of them and of the
-    # optimizer's states that a checkpoint is written from: there is one at a time.
-    weights = parameter_bytes * (1 + optimizer_states)
-    return PROCESS_BYTES + GDAL_CACHE_BYTES + tiles + ahead + weights + PIECE_BYTES
-
-
 Pixels = tuple[int, int]
 Shape = tuple[int, int, int]  # tiles, rows and columns of a micro-batch
-Balance = tuple[int, ...]
 NO_SWAPS = PartitionSwaps(0, 0)
 
 
@@ -88,11 +64,14 @@ class Estimator:
     def _mesh(self, partitions: int) -> MeshShape:
         """Ranks of a job with a number of devices per rank."""
         question = self.question
-        ranks = question.nodes * max(1, question.machine.devices_per_node // partitions)
+        ranks = question.nodes * self.ranks_per_node(partitions)
         # In a sweep ranks hold columns of an image.
         return choose_mesh(
             ranks, question.batch_size, rows=1 if question.halo_mode == "sweep" else None
         )
+
+    def ranks_per_node(self, partitions: int) -> int:
+        return max(1, self.question.machine.devices_per_node // partitions)
 
     def tiles_per_rank(self, grid: Pixels, partitions: int) -> int:
         """Most tiles of a rank in a step."""
@@ -122,7 +101,7 @@ class Estimator:
         """Rows and columns that a tile holds at its input."""
         tiling = self.tiling(grid)
         if self.rule.exchanged:
-            return max(span.own for span in tiling.rows), max(span.own for span in tiling.cols)
+            return tiling.own_px
         return tiling.rows[0].read, tiling.cols[0].read
 
     def _times(self, shape: Shape) -> Times:
@@ -134,11 +113,10 @@ class Estimator:
     def link(self, partitions: int) -> Link:
         """Return the link of a rank when its node's other ranks send as much as it does."""
         facts = self.question.machine
-        ranks = max(1, facts.devices_per_node // partitions)
         # Within a node through its memory; else some rank's neighbours are all on other nodes.
-        bandwidth = (
-            facts.host_bandwidth if self.question.nodes == 1 else facts.network_bandwidth / ranks
-        )
+        bandwidth = facts.host_bandwidth
+        if self.question.nodes > 1:
+            bandwidth = facts.network_bandwidth / self.ranks_per_node(partitions)
         return Link(facts.message_s, facts.latency_s, bandwidth * facts.memory_efficiency)
 
     def _waits(self, layout: Layout) -> Times:
@@ -165,8 +143,8 @@ class Estimator:
         """Return the seconds a node reads a step's tiles, of two bytes a band and one of labels."""
         question = self.question
         rows, cols = self.read_px(layout.grid)
-        ranks = max(1, question.machine.devices_per_node // layout.partitions)
-        pixels = self.tiles_per_rank(layout.grid, layout.partitions) * rows * cols * ranks
+        tiles = self.tiles_per_rank(layout.grid, layout.partitions)
+        pixels = tiles * rows * cols * self.ranks_per_node(layout.partitions)
         return pixels * (2 * question.options.bands + 1) / question.machine.file_bandwidth
 
     def _costs(self, shape: Shape) -> Costs:
@@ -222,13 +200,12 @@ class Estimator:
         """The pipeline's timeline for one mini-batch."""
         shape, waits = self.shape(layout), self.waits(layout)
         times, moves = together(self.times(shape), waits), self.transfers(shape)
-        edges = [0, *accumulate(balance)]
         swaps = self.swaps(layout, balance) if layout.swap else None
         late = swaps.partitions if swaps else [NO_SWAPS] * len(balance)
-        blocks = list(zip(pairwise(edges), late, strict=True))
+        blocks = list(zip(blocks_of(balance), late, strict=True))
         forward_s = [sum(t.forward_s for t in times[a:b]) + w.forward_s for (a, b), w in blocks]
         backward_s = [sum(t.backward_s for t in times[a:b]) + w.backward_s for (a, b), w in blocks]
-        transfer_s = [moves[edge] for edge in edges[1:-1]]
+        transfer_s = [moves[stop] for (_, stop), _ in blocks[:-1]]
         if layout.flows:
             return simulate_flow(
                 forward_s,
@@ -306,15 +283,16 @@ class Estimator:
 
     def host_bytes(self, layout: Layout, swapped_bytes: int) -> int:
         """Return the bytes of a node with ranks that swap so much each."""
-        of_rank = _host_bytes(
-            prod(self.shape(layout)),
-            self.question.options.bands,
-            layout.micro_batches,
-            int(self.parameter_bytes.sum()),
-            OPTIMIZER_STATES[self.question.optimizer],
-        )
-        ranks = max(1, self.question.machine.devices_per_node // layout.partitions)
-        return ranks * (of_rank + swapped_bytes)
+        pixels, band_bytes = prod(self.shape(layout)), 4 * self.question.options.bands
+        tiles = layout.micro_batches * pixels * (band_bytes * READ_COPIES + LABEL_BYTES)
+        # Copies made while waiting tiles are read are counted there.
+        ahead = READ_AHEAD * pixels * (band_bytes + LABEL_BYTES)
+        # As they are drawn or loaded before they go to the devices, and the copy of them and of the
+        # optimizer's states that a checkpoint is written from: there is one at a time.
+        copies = 1 + OPTIMIZER_STATES[self.question.optimizer]
+        weights = int(self.parameter_bytes.sum()) * copies
+        of_rank = PROCESS_BYTES + GDAL_CACHE_BYTES + tiles + ahead + weights + PIECE_BYTES
+        return self.ranks_per_node(layout.partitions) * (of_rank + swapped_bytes)
 
     def describe(self, layout: Layout, balance: Balance) -> Plan:
         """All that a plan says."""
@@ -322,10 +300,8 @@ class Estimator:
         mesh = self.mesh(layout.partitions)
         stacked, *_ = shape = self.shape(layout)
         times = self.times(shape)
-        edges = [0, *accumulate(balance)]
-        seconds = [
-            sum(time.forward_s + time.backward_s for time in times[a:b]) for a, b in pairwise(edges)
-        ]
+        blocks = blocks_of(balance)
+        seconds = [sum(time.forward_s + time.backward_s for time in times[a:b]) for a, b in blocks]
         sizes = self._partition_bytes(layout, balance)
         parts = tuple(
             PartitionPlan(
@@ -335,22 +311,21 @@ class Estimator:
                 seconds=took,
                 share=took / sum(seconds),
             )
-            for (a, b), size, took in zip(pairwise(edges), sizes, seconds, strict=True)
+            for (a, b), size, took in zip(blocks, sizes, seconds, strict=True)
         )
         step_s, pipeline_s, sum_s = self.step_s(layout, balance)
         swaps = self.swaps(layout, balance) if layout.swap else None
         swapped = swaps.swapped_bytes if swaps else 0
         endless_s = self.step_s(replace(layout, swap=False), balance)[0]
-        ranks_per_node = max(1, question.machine.devices_per_node // layout.partitions)
         of_step = self.micro_batches(layout.grid, layout.partitions)
         at_once = of_step if layout.flows else layout.micro_batches
         return Plan(
             question=question,
             layout=layout,
             mesh=(mesh.replicas, mesh.rows, mesh.columns),
-            ranks_per_node=ranks_per_node,
+            ranks_per_node=self.ranks_per_node(layout.partitions),
             halo_px=self.rule.halo_px,
-            tile_own_px=(max(s.own for s in tiling.rows), max(s.own for s in tiling.cols)),
+            tile_own_px=tiling.own_px,
             tile_read_px=self.read_px(layout.grid),
             work_ratio=tiling.work_ratio,
             tiles_per_rank=self.tiles_per_rank(layout.grid, layout.partitions),

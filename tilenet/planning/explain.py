@@ -11,6 +11,7 @@ from tilenet.planning.compatibility import obstacle, off_grid, whole_image
 from tilenet.planning.halo_modes import plan_modes
 from tilenet.planning.kept_maps import kept_cells
 from tilenet.planning.maps.choose import choose_map
+from tilenet.planning.maps.passes import largest_strip
 from tilenet.planning.maps.question import MapQuestion
 from tilenet.planning.maps.strips import GPU_STRIP_PX
 from tilenet.planning.memory.sweeps.swept_maps import swept_bytes
@@ -90,7 +91,7 @@ def _idle(plan: Plan) -> list[str]:
     (replicas, *mesh), grid = plan.mesh, plan.layout.grid
     busy = min(replicas, plan.question.batch_size) * prod(map(min, mesh, grid))
     notes = []
-    if busy < (ranks := prod(plan.mesh)):
+    if busy < (ranks := plan.num_ranks):
         notes.append(
             f"{ranks - busy} of {ranks} ranks have no tile and compute nothing (tiles: {grid[0]} × "
             f"{grid[1]}, images of a step: {plan.question.batch_size}); take fewer --nodes or "
@@ -203,7 +204,7 @@ def _map_lines(plan: Plan) -> list[str]:
         return []
     rule = halo_rule("exact", layers)
     limit, item_bytes = question.limit_bytes // MAP_SHARE, ITEM_BYTES[question.precision]
-    ranks = prod(plan.mesh)
+    ranks = plan.num_ranks
     map_question = MapQuestion(
         layers, question.image, rule, False, None, ranks, item_bytes, limit, MAP_TILE_PX,
         sweep_bytes=limit, strip_overhead_px=GPU_STRIP_PX,
@@ -215,9 +216,9 @@ def _map_lines(plan: Plan) -> list[str]:
     if chosen.method != "sweep":
         return []
     tiling = chosen.tiling
-    rows, cols = max(row.own for row in tiling.rows), max(col.read for col in tiling.cols)
+    rows, cols = largest_strip(tiling)
     num_bytes = swept_bytes(layers, tiling.extended[0], cols, rows, item_bytes)
-    num_bytes += kept_cells(layers, chosen.kept_maps, tiling.extended, 1) * item_bytes
+    num_bytes += kept_cells(layers, chosen.kept_maps, tiling.extended) * item_bytes
     return [
         f"  map            swept in strips of {rows} × {cols} px over {_plural(ranks, 'rank')}, "
         f"work ratio {chosen.work_ratio:.2f}; {in_gib(num_bytes)} GiB of feature maps per rank"

@@ -29,7 +29,8 @@ def kept_maps(
         num_cols: Ranks that hold columns of them.
         most_cells: Most cells that a rank keeps of maps, of the pass at hand and the one before.
     """
-    cells = _cells(layers, size, num_cols)
+    shapes = map_shapes(layers, *size)
+    cells = [shape.channels * shape.rows * -(-shape.cols // num_cols) for shape in shapes]
     at_hand, sets = frozenset[int](), []
     for place, layer in enumerate(passes):
         computed, _ = maps_before(layers, [layer], at_hand)
@@ -44,18 +45,11 @@ def kept_maps(
 
 
 def kept_cells(
-    layers: tuple[Layer, ...],
-    sets: Sequence[frozenset[int]],
-    size: tuple[int, int],
-    num_cols: int,
+    layers: tuple[Layer, ...], sets: Sequence[frozenset[int]], size: tuple[int, int]
 ) -> int:
-    """Most cells of kept maps that a rank holds at one time; arguments as of `kept_maps`."""
-    cells = _cells(layers, size, num_cols)
-    together = (before | after for before, after in pairwise((frozenset(), *sets)))
-    return max((sum(cells[number] for number in maps) for maps in together), default=0)
-
-
-def _cells(layers: tuple[Layer, ...], size: tuple[int, int], num_cols: int) -> list[int]:
-    """Cells of a rank's part of each map."""
+    """Most cells of kept maps that a rank holds at one time, if it holds all columns."""
     shapes = map_shapes(layers, *size)
-    return [shape.channels * shape.rows * -(-shape.cols // num_cols) for shape in shapes]
+    together = (before | after for before, after in pairwise((frozenset(), *sets)))
+    return max(
+        (sum(shapes[number].num_elements for number in maps) for maps in together), default=0
+    )

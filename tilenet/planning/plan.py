@@ -307,11 +307,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents of `plan.json`."""
-        entry = asdict(replace(self.question, profile=None))
+        answer = asdict(replace(self, question=replace(self.question, profile=None)))
+        entry = answer.pop("question")
         if isinstance(self.question.options, OwnNetwork):
             entry["options"] = self.question.options.to_json()
-        answer = asdict(replace(self, question=replace(self.question, profile=None)))
-        del answer["question"]
         return {"tilenet_plan": VERSION, "run": self.run_keys(), "asked": entry, "answer": answer}
 
 

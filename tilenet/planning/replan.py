@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tilenet.errors import TilenetError
+from tilenet.planning.advise import ALL_OPEN
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.plan import Question, read_plan
 
@@ -25,8 +26,8 @@ def replan(path: Path, nodes: int) -> Question:
     if nodes < 1:
         raise TilenetError(f"nodes must be at least 1 (nodes: {nodes})")
     plan = read_plan(path)
-    free = dict.fromkeys(("grid", "tile_px", "balance", "micro_batches", "checkpointing"))
-    question = replace(plan.question, nodes=nodes, partitions=len(plan.balance), **free)  # type: ignore[arg-type]
+    fixed = {"nodes": nodes, "partitions": len(plan.balance)}
+    question = replace(plan.question, **(ALL_OPEN | fixed))
     if question.halo_mode != "overlap":
         return question
     grid = plan.tiles["rows"], plan.tiles["columns"]

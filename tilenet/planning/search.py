@@ -13,6 +13,7 @@ from tilenet.geometry.maps import check_cells, output_size
 from tilenet.geometry.tiles import Cut, cut
 from tilenet.geometry.windows import Window
 from tilenet.planning.balance import (
+    Balance,
     check_balance,
     check_partitions,
     least_bytes,
@@ -21,15 +22,13 @@ from tilenet.planning.balance import (
 )
 from tilenet.planning.bounds import Bounds
 from tilenet.planning.compatibility import flow_obstacle, whole_image
-from tilenet.planning.estimate import Estimator
+from tilenet.planning.estimate import Estimator, Pixels
 from tilenet.planning.memory.map_limits import countable
 from tilenet.planning.plan import Layout, Plan, Question, round_seconds
 
 FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # tiles of a rank along an axis
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MODES: tuple[Checkpointing, ...] = ("never", "except_last", "always")
-Pixels = tuple[int, int]
-Balance = tuple[int, ...]
 
 
 class Search:
@@ -131,13 +130,8 @@ class Search:
                             yield replace(layout, swap=True)
 
     def _partitions(self) -> list[int]:
-        """Numbers of partitions with which every device of a node has layers."""
-        if self.question.partitions is not None:
-            return [self.question.partitions]
-        machine = self.question.machine
         most = most_partitions(len(self.estimator.layers), self.question.together)
-        counts = range(1, min(most, machine.most_partitions) + 1)
-        return [count for count in counts if machine.devices_per_node % count == 0]
+        return partition_counts(self.question, most)
 
     def _no_layout(self) -> str:
         question = self.question
@@ -353,6 +347,15 @@ class Search:
         few = [question.balance] if question.balance else least_bytes(room, partitions)
         best = min(few, key=lambda balance: self.estimator.num_bytes(layout, balance))
         return self.estimator.describe(layout, best)
+
+
+def partition_counts(question: Question, most: int) -> list[int]:
+    """Numbers of partitions up to `most` with which every device of a node has layers."""
+    if question.partitions is not None:
+        return [question.partitions]
+    machine = question.machine
+    counts = range(1, min(most, machine.most_partitions) + 1)
+    return [count for count in counts if machine.devices_per_node % count == 0]
 
 
 def _oblong(image: Pixels, grid: Pixels) -> float:

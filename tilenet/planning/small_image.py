@@ -33,7 +33,6 @@ class ImageQuestion:
     """The requirements of a small image: the features of the run that it tests, and its time.
 
     Attributes:
-        layers: Layers of the network.
         rule: Halo and alignment of the run's tiles.
         grid: Tiles of the small image along rows and columns, see `proof_grid`.
         like: Tiling of an image of the run; the small image has the same remainders.

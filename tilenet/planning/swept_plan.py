@@ -6,12 +6,18 @@ forward and once backward. The image is on the first device, its labels are on t
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 from tilenet.errors import TilenetError
 from tilenet.geometry.sweep import sweep
 from tilenet.model.dtypes import parameter_dtype
-from tilenet.planning.balance import block_seconds, least_time, most_partitions, without_cuts
+from tilenet.planning.balance import (
+    Balance,
+    block_seconds,
+    blocks_of,
+    least_time,
+    most_partitions,
+    without_cuts,
+)
 from tilenet.planning.compatibility import sweep_obstacle
 from tilenet.planning.estimate import Estimator
 from tilenet.planning.memory.states import state_bytes
@@ -23,7 +29,7 @@ from tilenet.planning.memory.sweeps.trained_sweeps import (
     trained_bytes,
 )
 from tilenet.planning.plan import Layout, PartitionPlan, Plan, Question
-from tilenet.planning.search import check_question
+from tilenet.planning.search import check_question, partition_counts
 from tilenet.planning.time.layer_time import LayerTime
 from tilenet.planning.time.messages import halo_times
 from tilenet.planning.time.roofline import ITEM_BYTES
@@ -102,12 +108,9 @@ def _check(question: Question) -> None:
 
 def _partitions(question: Question) -> list[int]:
     """Numbers of partitions among which the fastest is chosen."""
-    if question.partitions is not None:
-        return [question.partitions]
-    layers, machine = question.layers, question.machine
+    layers = question.layers
     most = 1 if averaged_sweeps(layers) else most_partitions(len(layers), question.together)
-    counts = range(1, min(most, machine.most_partitions) + 1)
-    return [count for count in counts if machine.devices_per_node % count == 0]
+    return partition_counts(question, most)
 
 
 @dataclass(frozen=True)
@@ -116,10 +119,6 @@ class _Part:
 
     Attributes:
         grid: Ranks along its rows and columns.
-        height: Rows.
-        width: Columns.
-        image_bytes: Bytes of the pixels.
-        label_bytes: Bytes of their labels.
     """
 
     grid: tuple[int, int]
@@ -167,12 +166,11 @@ def _plans(estimator: Estimator, partitions: int, part: _Part) -> Iterator[Plan]
         yield _plan(estimator, part, balance, sweeps.edges, sizes)
 
 
-def _fixed_bytes(estimator: Estimator, balance: Sequence[int], part: _Part) -> list[int]:
+def _fixed_bytes(estimator: Estimator, balance: Balance, part: _Part) -> list[int]:
     """Bytes of each partition's weights, gradients and optimizer states, of image and labels."""
     optimizer, sharers = estimator.question.optimizer, estimator.sharers(len(balance))
     weights = [
-        int(estimator.parameter_bytes[first:stop].sum())
-        for first, stop in pairwise([0, *accumulate(balance)])
+        int(estimator.parameter_bytes[first:stop].sum()) for first, stop in blocks_of(balance)
     ]
     states = [2 * num_bytes + state_bytes(optimizer, num_bytes, sharers) for num_bytes in weights]
     states[0] += part.image_bytes
@@ -200,7 +198,7 @@ def _moving(estimator: Estimator, part: _Part, blocks: Sequence[tuple[int, int]]
 def _plan(
     estimator: Estimator,
     part: _Part,
-    balance: tuple[int, ...],
+    balance: Balance,
     edges: Sequence[int],
     sizes: list[int],
 ) -> Plan:
@@ -216,7 +214,7 @@ def _plan(
     num_strips = sum(1 for _ in sweep(layers, edges))
     link, item_bytes = estimator.link(partitions), ITEM_BYTES[question.precision]
     waits = halo_times(layers, tiling, item_bytes, link, num_strips)
-    blocks = list(pairwise([0, *accumulate(balance)]))
+    blocks = blocks_of(balance)
     computing = _seconds_of(estimator.times((1, part.height, part.width)), blocks)
     waiting = _seconds_of(waits, blocks)
     images = estimator.images(partitions)
@@ -233,7 +231,7 @@ def _plan(
         question=question,
         layout=layout,
         mesh=(mesh.replicas, mesh.rows, mesh.columns),
-        ranks_per_node=max(1, question.machine.devices_per_node // partitions),
+        ranks_per_node=estimator.ranks_per_node(partitions),
         halo_px=0,
         tile_own_px=(part.height, part.width),
         tile_read_px=(part.height, part.width),

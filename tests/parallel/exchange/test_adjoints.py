@@ -65,7 +65,7 @@ class Around:
     def __init__(
         self, layer: Layer, edges: tuple[list[int], list[int]], comm: MPI.Intracomm
     ) -> None:
-        rows, cols = (axis_shares((layer,), axis[-1], axis)[0] for axis in edges)
+        rows, cols = (axis_shares((layer,), axis[-1], tuple(axis))[0] for axis in edges)
         place = divmod(comm.rank, len(edges[1]) - 1)
         self.halo = halo_of(rows, cols, place)
         self.channel = HaloChannel(comm)

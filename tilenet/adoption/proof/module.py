@@ -41,7 +41,6 @@ class _Case:
     """A size and a mode for comparing a module and its list.
 
     Attributes:
-        images: Images of the batch.
         size: Height and width.
         trains: Whether both run as in training.
         backward: Whether gradients are compared too.

@@ -57,7 +57,7 @@ def choose_map(question: MapQuestion) -> MapPlan:
         return plan_passes(question, tiling, _why_tiles(question))
     if question.num_ranks > 1 and not question.halo_asked and not question.turned:
         shared_out = _shares(question, question.num_ranks)
-        if shared_out is not None and _share_fits(question, shared_out):
+        if shared_out is not None and question.fits(*shared_out.own_px):
             return MapPlan("exchange", shared_out)
     if question.fits(*whole.extended):
         return plan_tiles(question, whole)
@@ -112,10 +112,6 @@ def _shares(question: MapQuestion, num_ranks: int) -> Tiling | None:
     return None
 
 
-def _share_fits(question: MapQuestion, tiling: Tiling) -> bool:
-    return question.fits(max(s.own for s in tiling.rows), max(s.own for s in tiling.cols))
-
-
 def _why_tiles(question: MapQuestion) -> str:
     plan = choose_map(replace(question, tile_px=None))
     rest = "" if plan.passes else "; without it one pass would do"
@@ -140,7 +136,7 @@ def _enough_ranks(question: MapQuestion) -> int | None:
     num_ranks = max(question.num_ranks + 1, -(-bytes_ // question.budget_bytes))
     while num_ranks <= MOST_RANKS:
         tiling = _shares(question, num_ranks)
-        if tiling is not None and _share_fits(question, tiling):
+        if tiling is not None and question.fits(*tiling.own_px):
             return num_ranks
         num_ranks += max(1, num_ranks // 16)
     return None

@@ -64,7 +64,7 @@ def choose_kept_maps(question: MapQuestion, tiling: Tiling) -> tuple[frozenset[i
 
 def largest_strip(tiling: Tiling) -> tuple[int, int]:
     """Rows of the highest strip, and columns of the widest one."""
-    return max(span.own for span in tiling.rows), max(span.read for span in tiling.cols)
+    return tiling.own_px[0], max(span.read for span in tiling.cols)
 
 
 def swept_work(

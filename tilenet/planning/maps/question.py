@@ -17,13 +17,11 @@ class MapQuestion:
     """An image to map, and the ranks and memory to map it with.
 
     Attributes:
-        layers: The network's layers.
         size: Height and width of the image.
         rule: Halo and alignment of the tiles.
         halo_asked: Whether the user chose another halo than the exact one.
         tile_px: Largest own size of a tile; None: as much as memory allows.
         num_ranks: Number of ranks that map together.
-        item_bytes: Bytes of a cell.
         budget_bytes: Most bytes of feature maps on a rank.
         most_px: Largest own size of a tile that is chosen here, or twice the halo if that is more.
         at_once: Number of tiles that share a rank's memory.

@@ -39,9 +39,8 @@ def blocks_from(
     """
     again = checkpointing != "never"
     stored = stored and again
-    # A planner passes the same tuple again and again, with other numbers of micro-batches.
-    walk_blocks = _cached_walk_blocks if isinstance(costs, tuple) else _walk_blocks
-    block = walk_blocks(SameCosts(costs), start, start > 0 or micro_batches > 1, again, apart)
+    # A planner passes the same costs again and again, with other numbers of micro-batches.
+    block = _walk_blocks(SameCosts(costs), start, start > 0 or micro_batches > 1, again, apart)
     before, stops = block.before, block.stops
     num_inputs = np.where((block.input_from < stops) | again | (start == 0), micro_batches, 1)
     if stored and start > 0:  # images wait where they are
@@ -105,6 +104,7 @@ class _Blocks:
     input_from: int
 
 
+@lru_cache(maxsize=8192)
 def _walk_blocks(same: SameCosts, start: int, copied: bool, again: bool, apart: bool) -> _Blocks:
     """Walk over the blocks from `start` on.
 
@@ -190,9 +190,6 @@ def _peaks(
         np.maximum(forward, most(backward + behind, last)),
         most(backward + weights[:, None], last + weights),
     )
-
-
-_cached_walk_blocks = lru_cache(maxsize=8192)(_walk_blocks)
 
 
 def _loss_bytes(head: LayerBytes, micro_batches: int, waiting: int, transients: int) -> int:

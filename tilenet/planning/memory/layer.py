@@ -53,7 +53,6 @@ class Case:
         shape: Shape of the input, (B, C, H, W).
         dtype: Dtype of its input.
         kept_maps: Shape and dtype of each kept map that it takes.
-        precision: Precision of the run.
         halo: Cells above and on the left of its input that come from neighbours.
         wants_gradient: Whether its input does; images do not.
         in_place: Whether an activation may write over its input.

@@ -51,7 +51,7 @@ class LayerBytes:
 
 
 class SameCosts:
-    """Costs that are equal where they are one object: a key that need not look into them."""
+    """Costs, which do not change, as a key: equal where they are one object, not looked into."""
 
     def __init__(self, costs: Sequence[LayerBytes]) -> None:
         self.costs = costs

@@ -39,9 +39,6 @@ def level_bytes(options: UNetOptions, size_px: int, item_bytes: int = 4) -> Leve
     may be one cell more, and is I_l again. So I stands for the encoder's width in E and for the
     decoder's in D. The bottleneck counts as E_P.
 
-    Args:
-        item_bytes: Bytes of an element.
-
     Raises:
         TilenetError: The input is too small for the network.
     """

@@ -23,7 +23,7 @@ from tilenet.choices import Checkpointing
 from tilenet.planning.memory.block import blocks_from
 from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.skips import find_skips
-from tilenet.planning.memory.states import state_bytes, states_kept
+from tilenet.planning.memory.states import state_bytes
 
 Costs = Sequence[LayerBytes]
 """Costs of a network's layers, in order."""
@@ -148,10 +148,8 @@ def block_bytes(
                 outside = (stops[start:] > skip.stash) & (stops[start:] <= skip.pop)
                 work = work + outside * far * skip.map_bytes
         weights = np.cumsum(parameters[start:])
-        fixed = 2 * weights + np.cumsum(buffers[start:])
-        shared, whole = states_kept(optimizer)
-        states = shared * -(-weights // sharers) + whole * weights
-        num_bytes[start, start + 1 :] = fixed + states + work
+        fixed = 2 * weights + np.cumsum(buffers[start:]) + state_bytes(optimizer, weights, sharers)
+        num_bytes[start, start + 1 :] = fixed + work
     return num_bytes
 
 

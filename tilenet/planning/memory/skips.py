@@ -15,7 +15,6 @@ class Skip:
     Attributes:
         stash: Number of the layer that stashes.
         pop: Number of the layer that pops.
-        map_bytes: Bytes of the map.
         gradient: Bytes that its gradient holds from the pop's backward to the stash's.
     """
 
@@ -27,10 +26,10 @@ class Skip:
 
 def find_skips(costs: Sequence[LayerBytes]) -> Sequence[Skip]:
     """The skips of a network, in the order of their pops."""
-    find = _cached_skips if isinstance(costs, tuple) else _find_skips
-    return find(SameCosts(costs))
+    return _find_skips(SameCosts(costs))
 
 
+@lru_cache(maxsize=64)
 def _find_skips(same: SameCosts) -> tuple[Skip, ...]:
     costs = same.costs
     stashes: dict[str, int] = {}
@@ -49,6 +48,3 @@ def _find_skips(same: SameCosts) -> tuple[Skip, ...]:
             gradient = size if stash == first_stash[storage] else 0
             skips.append(Skip(stash, index, map_bytes, gradient))
     return tuple(skips)
-
-
-_cached_skips = lru_cache(maxsize=64)(_find_skips)

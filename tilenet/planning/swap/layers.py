@@ -20,8 +20,6 @@ class SavingLayer:
     """A layer that keeps or swaps its saved tensors; figures are those of one micro-batch.
 
     Attributes:
-        forward_s: Seconds of forward.
-        backward_s: Seconds of backward.
         saved_bytes: Bytes that stay for backward where it keeps; a map counts at the first layer
             that keeps it.
         swapped_bytes: Part of these in storages that are large enough to be swapped.

@@ -8,11 +8,11 @@ on the host (`pipeline.host_store`). Where they are kept, the first layers of a 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
 
 import numpy as np
 
 from tilenet.choices import Checkpointing
+from tilenet.planning.balance import blocks_of
 from tilenet.planning.memory.device import device_bytes
 from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.memory.partition import PartitionBytes, partition_bytes
@@ -45,11 +45,6 @@ class Demand:
     optimizer: str
     devices: Sequence[Hashable]
     sharers: int = 1
-
-    @property
-    def blocks(self) -> list[tuple[int, int]]:
-        """First layer of each partition, and the one behind its last."""
-        return list(pairwise(accumulate(self.balance, initial=0)))
 
     @property
     def largest_bytes(self) -> int:
@@ -204,7 +199,7 @@ def _swapping(
 ) -> list[PartitionSwaps] | None:
     """Partitions that keep their shares of the limits; None: one of them cannot."""
     bandwidth, micro_batches, partitions = speeds.bandwidth, demand.micro_batches, []
-    for block, size, share in zip(demand.blocks, plain, shares, strict=True):
+    for block, size, share in zip(blocks_of(demand.balance), plain, shares, strict=True):
         layers = saving_layers(demand.costs, speeds.times, *block, speeds.min_bytes)
         room = share - size.fixed
         chosen = (
@@ -252,7 +247,8 @@ def _storing(
 ) -> list[PartitionSwaps]:
     """Return the swaps of partitions that let skips and inputs wait in stores."""
     skips, peaks, partitions = find_skips(demand.costs), demand.peaks(sizes), []
-    for (start, stop), size, device in zip(demand.blocks, sizes, demand.devices, strict=True):
+    blocks = blocks_of(demand.balance)
+    for (start, stop), size, device in zip(blocks, sizes, demand.devices, strict=True):
         arrives = demand.costs[start].input if start else 0
         leaving = sum(s.map_bytes for s in skips if start <= s.stash < stop <= s.pop)
         coming = sum(s.map_bytes for s in skips if s.stash < start <= s.pop < stop)

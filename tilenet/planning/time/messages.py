@@ -11,7 +11,7 @@ Nothing is assumed to hide behind computing, and no rank to be late.
 from dataclasses import dataclass
 
 from tilenet.geometry.layers import Layer, Norm
-from tilenet.geometry.ownership import LayerHalo, halo_of, tiling_shares
+from tilenet.geometry.ownership import halo_of, tiling_shares
 from tilenet.geometry.tiles import Tiling
 from tilenet.planning.time.layer_time import LayerTime
 
@@ -52,29 +52,20 @@ class Link:
         return self.message_s + ways * self.latency_s + moved / self.bandwidth
 
 
-def _busiest(tiling: Tiling) -> tuple[int, int]:
-    """Row and column of a tile that has neighbours on as many sides as any."""
-    rows, cols = tiling.grid
-    return min(1, rows - 1), min(1, cols - 1)
-
-
-def _halos(layers: tuple[Layer, ...], tiling: Tiling) -> tuple[LayerHalo, ...]:
-    """Return the halos that the rank with most neighbours exchanges before each layer."""
-    rows, cols = tiling_shares(layers, tiling)
-    place = _busiest(tiling)
-    return tuple(halo_of(row, col, place) for row, col in zip(rows, cols, strict=True))
-
-
 def halo_times(
     layers: tuple[Layer, ...], tiling: Tiling, item_bytes: int, link: Link, parts: int = 1
 ) -> Times:
     """Seconds of each layer's halos for one micro-batch; backward their gradients go back.
 
+    They are those of the rank with most neighbours.
+
     Args:
         parts: Number of parts that a tile is computed in, each with messages of its own.
     """
+    busiest = min(1, tiling.grid[0] - 1), min(1, tiling.grid[1] - 1)
     times, trained = [], False
-    for layer, halo in zip(layers, _halos(layers, tiling), strict=True):
+    for layer, rows, cols in zip(layers, *tiling_shares(layers, tiling), strict=True):
+        halo = halo_of(rows, cols, busiest)
         cells = [sum(w.height * w.width for _, w in part) for part in (halo.gives, halo.takes)]
         count = len(halo.gives) + len(halo.takes)
         # Both directions at once, so that the larger one counts

@@ -18,11 +18,6 @@ def swept_bytes(
 
     Counted are kept rows, in the pieces that they came in, the input of the layer at hand where it
     is put together from pieces, and its output; not the convolution's workspace.
-
-    Args:
-        height: Rows of the part.
-        width: Columns of the part.
-        strip_rows: Rows of a strip.
     """
     held = _Held(layers, height, width)
     most = full = 0

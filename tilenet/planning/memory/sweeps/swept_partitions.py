@@ -9,10 +9,10 @@ computed them, and gradients of all strips that a partition behind it has ended.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, pairwise
 
 from tilenet.geometry.layers import Layer
 from tilenet.geometry.sweep import Strip, strip_edges, sweep
+from tilenet.planning.balance import blocks_of
 from tilenet.planning.memory.sweeps.swept_training import RecomputedStrip, SweptBackward, SweptRows
 from tilenet.planning.memory.sweeps.tall_parts import SweepBytes, bytes_of_height
 from tilenet.planning.memory.sweeps.trained_sweeps import strip_costs
@@ -32,14 +32,10 @@ def partition_peaks(
     Counted are the tensors that `trained_bytes` counts, and those that wait for the partition.
 
     Args:
-        height: Rows of the part.
-        width: Columns of the part.
-        strip_rows: Rows of a strip.
         balance: Layers per partition; none of them averages over the whole image.
     """
     costs = strip_costs(layers, width, item_bytes)
-    ends = [0, *accumulate(balance)]
-    owned = [range(first, stop) for first, stop in pairwise(ends)]
+    owned = [range(*block) for block in blocks_of(balance)]
 
     def peak(number: int) -> int:
         own = owned[number]

@@ -105,10 +105,7 @@ class SweptBackward:
     """Storages that live in a sweep forward and backward, in bytes.
 
     Args:
-        layers: Layers of the sweep.
         size: Rows and columns of the part.
-        item_bytes: Bytes of a value.
-        costs: Costs of each layer.
         stored: Whole maps that it takes, which count elsewhere.
         keeps: Whole maps that it keeps, which count elsewhere too.
         own: The layers that it computes, where other partitions compute the rest; None: all.

@@ -14,7 +14,6 @@ class SweepBytes:
     """Bytes of a sweep of a part in training.
 
     Attributes:
-        peak: Most bytes.
         states: Bytes of the rows that are kept before all its strips.
     """
 
@@ -32,8 +31,6 @@ def bytes_of_height(
 
     Args:
         walk: Counts the bytes of a part with so many rows, tensor by tensor.
-        height: Rows of the part.
-        strip_rows: Rows of a strip.
     """
     num_strips, rest = divmod(height, strip_rows)
     few = FEW + -(-2 * context_of(layers).halo_px // strip_rows)

@@ -56,7 +56,6 @@ def plan_sweeps(
 
     Args:
         height: Rows of the part, a multiple of the alignment.
-        width: Columns of the part.
         device_bytes: Most bytes of a step.
     """
     unit = context_of(layers).alignment_px
@@ -92,7 +91,7 @@ def _limits(layers: tuple[Layer, ...], height: int, width: int, room: int) -> li
         room: Cells of maps that may be kept; their gradients come besides.
     """
     shapes = map_shapes(layers, height, width)
-    cells = [shape.channels * shape.rows * shape.cols for shape in shapes]
+    cells = [shape.num_elements for shape in shapes]
     pixels = [shape.rows * shape.cols for shape in shapes]
     # Each of a layer's weights is multiplied once per cell of its map.
     weights = [max(layer.num_parameters, 1) for layer in layers]
@@ -129,9 +128,6 @@ def trained_bytes(
     neither the image nor weights. Averages of the whole image are swept after the rest.
 
     Args:
-        height: Rows of the part.
-        width: Columns of the part.
-        strip_rows: Rows of a strip.
         most_cells: See `maps_to_keep`; 0: sweeps hand no maps on.
     """
     costs = strip_costs(layers, width, item_bytes)
