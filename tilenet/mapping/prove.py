@@ -21,6 +21,7 @@ from tilenet.mapping.job import MapJob
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.model.network import Network
 from tilenet.mpi import Intracomm
+from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.proof import (
     Difference,
     largest,
@@ -181,9 +182,8 @@ class _RandomMapper(Mapper):
         self.pixels = pixels
 
     def input(self, window: Window) -> tuple[Tensor, NDArray[np.bool_]]:
-        rows = slice(window.row, window.row + window.height)
-        cols = slice(window.col, window.col + window.width)
-        return self.pixels[:, :, rows, cols].clone(), np.ones((window.height, window.width), bool)
+        pixels = part_of(self.pixels, window, 0, 0).clone()
+        return pixels, np.ones(pixels.shape[2:], bool)
 
 
 class _ComparingSink:
@@ -198,6 +198,5 @@ class _ComparingSink:
 
     def take(self, rank: int, window: Window, computed: Computed | None) -> None:
         assert computed is not None
-        rows = slice(window.row, window.row + window.height)
-        cols = slice(window.col, window.col + window.width)
-        self.apart = max(self.apart, largest(computed.logits, self.logits[0, :, rows, cols]))
+        whole = part_of(self.logits, window, 0, 0)[0]
+        self.apart = max(self.apart, largest(computed.logits, whole))
