@@ -147,6 +147,19 @@ def assert_gradients_add(comm: MPI.Intracomm, x: Tensor, whole: Tensor, read: Wi
     assert_close(comm, sum_over(comm, mine), whole.grad, EXACT)
 
 
+def assert_same_pool(
+    comm: MPI.Intracomm, network: Any, whole: Tensor, wanted: Tensor, read: Window
+) -> None:
+    """A pool over tiles that read these windows, and its gradients. Collective."""
+    y = drawn(*wanted.shape, seed=60 + comm.rank)
+    wanted.backward(sum_over(comm, y))  # type: ignore[no-untyped-call]
+    x = part_of(whole.detach(), read, 0, 0).clone().requires_grad_()
+    found = network(x)
+    found.backward(y)
+    assert_close(comm, found, wanted, EXACT)
+    assert_gradients_add(comm, x, whole, read)
+
+
 # --- averages of the whole image
 
 
@@ -160,16 +173,9 @@ def test_averages_are_torchs_and_their_gradients_too(
     for seed, tiling in enumerate(tilings(comm, mode)):
         whole = drawn(2, 3, *tiling.extended, seed=seed).requires_grad_()
         wanted = nn.functional.adaptive_avg_pool2d(whole, bins)
-        y = drawn(*wanted.shape, seed=60 + comm.rank)
-        wanted.backward(sum_over(comm, y))  # type: ignore[no-untyped-call]
-        read = tiling.tiles[comm.rank].read
-        x = part_of(whole.detach(), read, 0, 0).clone().requires_grad_()
         with on_tiles(layers, tiling, mode, comm) as network:
             assert isinstance(network.network[0], WholeImagePool)
-            found = network(x)
-            found.backward(y)
-        assert_close(comm, found, wanted, EXACT)
-        assert_gradients_add(comm, x, whole, read)
+            assert_same_pool(comm, network, whole, wanted, tiling.tiles[comm.rank].read)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -246,16 +252,9 @@ def test_gradients_of_equal_maxima_are_torchs(
         whole.requires_grad_()
         wanted = build_network(layers, 2, torch.float64)(whole)
         assert (whole == wanted).sum((0, 2, 3)).tolist()[:2] == [6, 2]
-        y = drawn(*wanted.shape, seed=60 + comm.rank)
-        wanted.backward(sum_over(comm, y))
-        read = tiling.tiles[comm.rank].read
-        x = part_of(whole.detach(), read, 0, 0).clone().requires_grad_()
         with on_tiles(layers, tiling, mode, comm) as network:
             assert isinstance(network.network[0], WholeImageMaximum)
-            found = network(x)
-            found.backward(y)
-        assert_close(comm, found, wanted, EXACT)
-        assert_gradients_add(comm, x, whole, read)
+            assert_same_pool(comm, network, whole, wanted, tiling.tiles[comm.rank].read)
 
 
 @pytest.mark.ranks(1, 2, 3)
