@@ -10,6 +10,7 @@ from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any, TypeVar, overload
 
 from tilenet.errors import TilenetError
@@ -112,6 +113,16 @@ class Tiling:
         return row * len(self.cols) + col
 
     @property
+    def largest_own(self) -> tuple[int, int]:
+        """Most rows and most columns that a tile owns."""
+        return max(span.own for span in self.rows), max(span.own for span in self.cols)
+
+    @property
+    def largest_read(self) -> tuple[int, int]:
+        """Most rows and most columns that a tile reads."""
+        return max(span.read for span in self.rows), max(span.read for span in self.cols)
+
+    @property
     def work_ratio(self) -> float:
         """Pixels read by all tiles, per pixel of the raster."""
         read = sum(span.read for span in self.rows) * sum(span.read for span in self.cols)
@@ -121,7 +132,7 @@ class Tiling:
     def work_ratio_tile(self) -> float:
         """The paper's E = (T/T′)² of the largest tile: pixels read per pixel owned."""
         read = self.rows[0].read * self.cols[0].read
-        return read / (max(s.own for s in self.rows) * max(s.own for s in self.cols))
+        return read / prod(self.largest_own)
 
 
 def _ends(spans: tuple[Span, ...]) -> int:
