@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tilenet.data.rasters.raster import Pixels
 from tilenet.geometry.symmetries import Symmetry, symmetries
-from tilenet.geometry.tiles import Tile, Tiling, turned_tiling
+from tilenet.geometry.tiles import Tile, turned_tiling
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Computed, Input, Mapper
 from tilenet.parallel.exchange.passes import KeptSums, Values
@@ -77,12 +77,9 @@ def turns_of(turned: Turned | None) -> tuple[Symmetry, ...]:
 
 def turn_map(plan: MapPlan, mapper: Mapper, turned: Turned | None) -> tuple[Turn, ...]:
     """The turned images of a map that is made tile by tile."""
-
-    def transpose(tiling: Tiling) -> Tiling:
-        return Tiling(tiling.width, tiling.height, tiling.cols, tiling.rows, tiling.rule)
-
-    across = tuple((layer, transpose(tiling)) for layer, tiling in plan.passes)
-    transposed_plan = replace(plan, tiling=transpose(plan.tiling), passes=across)
+    across = Symmetry(transposed=True)
+    passes = tuple((layer, turned_tiling(tiling, across)) for layer, tiling in plan.passes)
+    transposed_plan = replace(plan, tiling=turned_tiling(plan.tiling, across), passes=passes)
     return tuple(
         Turn(transposed_plan if symmetry.transposed else plan, TurnedMapper(mapper, symmetry))
         for symmetry in turns_of(turned)
