@@ -29,6 +29,7 @@ from tilenet.parallel.proof import (
     proof_precision,
     say_or_refuse,
     say_why_not,
+    scale_of,
 )
 from tilenet.parallel.ranks.share import share_tensors
 from tilenet.parallel.ranks.together import together
@@ -124,7 +125,7 @@ def _prove(job: MapJob, plan: MapPlan, comm: Intracomm) -> str:
             elif precision == "float32":
                 device = job.placement.devices[0]
                 apart = _compute_whole(job.network, image, dtype, device) - reference["logits"]
-                rounding = float(apart.abs().max()) / _find_scale(reference["logits"])
+                rounding = float(apart.abs().max()) / scale_of(reference.values())
     reason, rounding = comm.bcast((reason, rounding))
     if reason:
         return reason
@@ -140,7 +141,7 @@ def _prove(job: MapJob, plan: MapPlan, comm: Intracomm) -> str:
     )
     sink = _ComparingSink(comm.rank, logits)
     small_job.map(small_job.fix_statistics(comm), comm, sink)
-    apart = comm.allreduce(sink.apart / _find_scale(logits), op=MPI.MAX)
+    apart = comm.allreduce(sink.apart / scale_of([logits]), op=MPI.MAX)
     difference = Difference("logits", apart, rounding if precision == "float32" else None)
     note = untested_halo(plan.tiling)
     say_or_refuse([difference], _describe_method(job, comm.size), note, "--no-prove", comm)
@@ -155,10 +156,6 @@ def _describe_method(job: MapJob, num_ranks: int) -> str:
     kind = "sweeps" if job.plan.method == "sweep" else "passes"
     method = f"{passes} {kind}" if passes > 1 else job.plan.method
     return f"{ranks} rank{'s' * (num_ranks > 1)}, {method}" + f", {parts} partitions" * (parts > 1)
-
-
-def _find_scale(logits: Tensor) -> float:
-    return max(float(logits.abs().max()), 1e-30)
 
 
 def _compute_whole(

@@ -4,7 +4,7 @@ In float64 nothing but the order of sums differs. Elsewhere the same network on 
 one device differs from float64 by its own rounding, which says how far ranks may be.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -57,6 +57,11 @@ def largest(values: Tensor, expected: Tensor) -> float:
         return 0.0
     apart = (values.detach().double().cpu() - expected.double().cpu()).abs().max()
     return float(apart.nan_to_num(nan=torch.inf))
+
+
+def scale_of(tensors: Iterable[Tensor]) -> float:
+    """The largest of all values, to divide differences by; never 0."""
+    return max(max((float(tensor.abs().max()) for tensor in tensors), default=0.0), 1e-30)
 
 
 def proof_precision(devices: Sequence[torch.device], comm: Comm) -> str:
