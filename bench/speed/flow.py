@@ -136,19 +136,21 @@ def clocked(clocks: list[int]) -> Any:
         def _forward(self, *args: Any) -> None:
             self.owed = 1
             super()._forward(*args)
+            self.now, self.owed = self.now + self.owed, 0
 
         def _backward(self, *args: Any) -> None:
             self.owed = 2  # once all has come, and before anything goes
             super()._backward(*args)
+            self.now, self.owed = self.now + self.owed, 0
 
         def _receive(self, other: int) -> Any:
             then, message = super()._receive(other)
             self.now = max(self.now, then)
             return message
 
-        def _send(self, messages: dict[int, Any]) -> None:
+        def _send(self, other: int, message: Any) -> None:
             self.now, self.owed = self.now + self.owed, 0
-            super()._send({other: (self.now, messages.pop(other)) for other in list(messages)})
+            super()._send(other, (self.now, message))
 
     return Worker
 

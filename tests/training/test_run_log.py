@@ -20,7 +20,7 @@ def found(seed: int) -> Validated:
     rng = np.random.default_rng(seed)
     matrix = rng.integers(1, 1000, (3, 4))
     matrix[2], matrix[:, 2], matrix[0, 1] = 0, 0, 0
-    return Validated(float(rng.random()), matrix, 1.25 * seed)
+    return Validated(float(rng.random()), scores(matrix), 1.25 * seed)
 
 
 def result(loss: float, rate: float = 0.1) -> StepResult:
@@ -47,7 +47,7 @@ def test_rows_hold_all_scores_to_their_last_bit(
     log.close()
     assert rows_of(tmp_path / "history.csv")[0]["learning_rate"] == "0.33333333333333331"
     (row,) = rows_of(tmp_path / "validation.csv")
-    wanted = scores(one.matrix)
+    wanted, matrix = one.scores, one.scores["confusion"]
     assert list(row)[:7] == [
         *("step", "loss", "num_pixels", "accuracy", "mean_iou", "mean_f1", "seconds")
     ]
@@ -60,9 +60,9 @@ def test_rows_hold_all_scores_to_their_last_bit(
     assert (row["iou_nowhere"], row["f1_nowhere"]) == ("", "")
     cells = rows_of(tmp_path / "confusion.csv")
     assert [[int(v) for v in cell.values()] for cell in cells] == [
-        [1, 0, 0, one.matrix[0, 0]],
-        [1, 1, 0, one.matrix[1, 0]],
-        [1, 1, 1, one.matrix[1, 1]],
+        [1, 0, 0, matrix[0][0]],
+        [1, 1, 0, matrix[1][0]],
+        [1, 1, 1, matrix[1][1]],
     ]
     said = capsys.readouterr().err
     assert f"after step 1: mean IoU {wanted['mean_iou']:.4f}, accuracy " in said
@@ -103,7 +103,7 @@ def test_the_best_is_found_again(
 
 def test_a_loss_that_is_no_number_is_left_out_and_never_the_best(tmp_path: Path) -> None:
     log = RunLog(tmp_path, CLASSES, "loss", 0)
-    log.validation(1, Validated(float("nan"), found(1).matrix, 1.0), best=False)
+    log.validation(1, Validated(float("nan"), found(1).scores, 1.0), best=False)
     checkpoint(tmp_path, 1)
     assert rows_of(tmp_path / "validation.csv")[0]["loss"] == ""
     assert log.best() is None

@@ -121,7 +121,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
     def score(self: Validation, network: Any) -> Any:
         hits = round(left.pop(0) * 100)
         matrix = np.array([[hits, 100 - hits, 0, 3], [0, 0, 0, 0], [0, 0, 0, 0]])
-        return replace(SCORE(self, network), matrix=matrix, loss=1 - hits / 100)
+        return replace(SCORE(self, network), scores=scores(matrix), loss=1 - hits / 100)
 
     monkeypatch.setattr(Validation, "score", score)
 

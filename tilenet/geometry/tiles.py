@@ -100,11 +100,6 @@ class Tiling:
         return _ends(self.rows), _ends(self.cols)
 
     @property
-    def own_px(self) -> tuple[int, int]:
-        """Most rows and most columns that a tile owns."""
-        return max(span.own for span in self.rows), max(span.own for span in self.cols)
-
-    @property
     def tiles(self) -> "Tiles":
         """All tiles, row by row."""
         return Tiles(self.rows, self.cols)
@@ -116,6 +111,16 @@ class Tiling:
         return row * len(self.cols) + col
 
     @property
+    def largest_own(self) -> tuple[int, int]:
+        """Most rows and most columns that a tile owns."""
+        return max(span.own for span in self.rows), max(span.own for span in self.cols)
+
+    @property
+    def largest_read(self) -> tuple[int, int]:
+        """Most rows and most columns that a tile reads."""
+        return max(span.read for span in self.rows), max(span.read for span in self.cols)
+
+    @property
     def work_ratio(self) -> float:
         """Pixels read by all tiles, per pixel of the raster."""
         read = sum(span.read for span in self.rows) * sum(span.read for span in self.cols)
@@ -124,7 +129,7 @@ class Tiling:
     @property
     def work_ratio_tile(self) -> float:
         """The paper's E = (T/T′)² of the largest tile: pixels read per pixel owned."""
-        return self.rows[0].read * self.cols[0].read / prod(self.own_px)
+        return self.rows[0].read * self.cols[0].read / prod(self.largest_own)
 
 
 def _ends(spans: tuple[Span, ...]) -> int:

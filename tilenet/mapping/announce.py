@@ -28,7 +28,7 @@ def announce_map(plan: MapPlan, source: MapSource, turns: int) -> None:
     record, image, tiling = source.record, source.image, plan.tiling
     rows, cols = tiling.grid
     rule = tiling.rule
-    own = f"own at most {max(s.own for s in tiling.rows)} × {max(s.own for s in tiling.cols)} px"
+    own = "own at most {} × {} px".format(*tiling.largest_own)
     if plan.method == "exchange":
         say(
             f"statistics over the whole image: one pass, since {rows} × {cols} ranks hold it, "

@@ -13,6 +13,7 @@ from tilenet.data.labels.values import Values
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError, one_line
+from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.windows import Part, Window
 from tilenet.mapping.map_facts import check_class_map
 from tilenet.parallel.health.watchdog import NEVER, SLOW, Watchdog
@@ -158,8 +159,6 @@ def _say_placement(labels: LabelSource, mapped: Raster) -> None:
 
 
 def _cut_blocks(mapped: Raster, watchdog: Watchdog) -> Iterator[Window]:
-    for row in range(0, mapped.height, BLOCK_PX):
-        for col in range(0, mapped.width, BLOCK_PX):
-            watchdog.arm(f"the block at row {row}, column {col}", SLOW)
-            height = min(BLOCK_PX, mapped.height - row)
-            yield Window(row, col, height, min(BLOCK_PX, mapped.width - col))
+    for block in pieces_of(mapped.whole, BLOCK_PX):
+        watchdog.arm(f"the block at row {block.row}, column {block.col}", SLOW)
+        yield block

@@ -14,7 +14,7 @@ import torch
 from tilenet.geometry.bands import bands
 from tilenet.geometry.tiles import Tile, own_pieces, owned
 from tilenet.mapping.mapper import Computed, Mapper, MapSink
-from tilenet.mapping.turns import MeanOfTurns, SumsOfTurn, Turn
+from tilenet.mapping.turns import SumsOfTurn, Turn, mean_of_turns
 from tilenet.mapping.writing.resume import MapResume
 from tilenet.mapping.writing.tiff_header import BLOCK_PX
 from tilenet.model.network import Network
@@ -168,7 +168,7 @@ class MapJob:
     ) -> Iterator[Callable[[list[Tile]], list[Computed]]]:
         """Yield a function that computes tiles of this rank in turn; a thread reads ahead."""
         if self.turns:
-            with MeanOfTurns(self.mapper, self.turns, pipes, mine) as mean:
+            with mean_of_turns(self.turns, pipes, mine) as mean:
                 yield mean
             return
         with self.mapper.inputs([tile.read for tile in mine], self.at_once) as inputs:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.mpi import Intracomm, Request
@@ -56,11 +57,7 @@ class MemorySink:
             return
         part = overlap(window, self.window)
         assert part is not None, "what the map shows was asked for"
-        top, left = part.row - window.row, part.col - window.col
-        row, col = part.row - self.window.row, part.col - self.window.col
-        self.values[:, row : row + part.height, col : col + part.width] = values[
-            :, top : top + part.height, left : left + part.width
-        ]
+        owned(self.values, Tile(self.window, part))[:] = owned(values, Tile(window, part))
 
     def close(self) -> None:
         """Return when rank 0 has all that this rank sent."""

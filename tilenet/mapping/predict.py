@@ -85,7 +85,7 @@ def predict(prediction: Prediction, comm: Intracomm | None = None) -> dict[str, 
         "method": plan.method,
         "passes": len(plan.passes) + 1,
         "grid": list(tiling.grid),
-        "tile_own_px": max(span.own for span in (*tiling.rows, *tiling.cols)),
+        "tile_own_px": max(tiling.largest_own),
         "halo_px": tiling.rule.halo_px,
         "work_ratio": plan.work_ratio,
         "stopped": stopped,
@@ -122,8 +122,7 @@ def _job(
     sweeps &= 2 * source.window.width >= source.image.width
     plan = decide_map(source.question(prediction), record.opaque, devices[0], comm, sweeps=sweeps)
     if plan.method == "sweep":
-        rows = max(span.read for span in plan.tiling.rows)
-        source.image.keep_block_rows(rows, ranks_of_node)
+        source.image.keep_block_rows(plan.tiling.largest_read[0], ranks_of_node)
     read = plan.tiling.tiles[0].read
     with agreed(comm):
         size = read.height, read.width

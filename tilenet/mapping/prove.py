@@ -21,6 +21,7 @@ from tilenet.mapping.job import MapJob
 from tilenet.mapping.mapper import Computed, Mapper
 from tilenet.model.network import Network
 from tilenet.mpi import Intracomm
+from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.proof import (
     Difference,
     largest,
@@ -28,6 +29,7 @@ from tilenet.parallel.proof import (
     proof_precision,
     say_or_refuse,
     say_why_not,
+    scale_of,
     with_zeros,
 )
 from tilenet.parallel.ranks.share import share_tensors
@@ -127,7 +129,7 @@ def _prove(job: MapJob, plan: MapPlan, comm: Intracomm) -> str:
             elif precision == "float32":
                 device = job.placement.devices[0]
                 apart = _compute_whole(job.network, image, dtype, device) - reference["logits"]
-                rounding = float(apart.abs().max()) / _find_scale(reference["logits"])
+                rounding = float(apart.abs().max()) / scale_of(reference.values())
     reason, rounding, is_plain = comm.bcast((reason, rounding, image is plain))
     if reason:
         return reason
@@ -144,7 +146,7 @@ def _prove(job: MapJob, plan: MapPlan, comm: Intracomm) -> str:
     )
     sink = _ComparingSink(comm.rank, logits)
     small_job.map(small_job.fix_statistics(comm), comm, sink)
-    apart = comm.allreduce(sink.apart / _find_scale(logits), op=MPI.MAX)
+    apart = comm.allreduce(sink.apart / scale_of([logits]), op=MPI.MAX)
     difference = Difference("logits", apart, rounding if precision == "float32" else None)
     note = untested_halo(plan.tiling)
     say_or_refuse([difference], _describe_method(job, comm.size), note, "--no-prove", comm)
@@ -159,10 +161,6 @@ def _describe_method(job: MapJob, num_ranks: int) -> str:
     kind = "sweeps" if job.plan.method == "sweep" else "passes"
     method = f"{passes} {kind}" if passes > 1 else job.plan.method
     return f"{ranks} rank{'s' * (num_ranks > 1)}, {method}" + f", {parts} partitions" * (parts > 1)
-
-
-def _find_scale(logits: Tensor) -> float:
-    return max(float(logits.abs().max()), 1e-30)
 
 
 def _compute_whole(
@@ -186,9 +184,8 @@ class _RandomMapper(Mapper):
         self.pixels = pixels
 
     def input(self, window: Window) -> tuple[Tensor, NDArray[np.bool_]]:
-        rows = slice(window.row, window.row + window.height)
-        cols = slice(window.col, window.col + window.width)
-        return self.pixels[:, :, rows, cols].clone(), np.ones((window.height, window.width), bool)
+        pixels = part_of(self.pixels, window, 0, 0).clone()
+        return pixels, np.ones(pixels.shape[2:], bool)
 
 
 class _ComparingSink:
@@ -203,6 +200,5 @@ class _ComparingSink:
 
     def take(self, rank: int, window: Window, computed: Computed | None) -> None:
         assert computed is not None
-        rows = slice(window.row, window.row + window.height)
-        cols = slice(window.col, window.col + window.width)
-        self.apart = max(self.apart, largest(computed.logits, self.logits[0, :, rows, cols]))
+        whole = part_of(self.logits, window, 0, 0)[0]
+        self.apart = max(self.apart, largest(computed.logits, whole))

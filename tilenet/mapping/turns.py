@@ -4,8 +4,8 @@ Networks with poolings look from where their grid begins. So a turned image has 
 begins at its own first pixel, as in training (`geometry.symmetries`), and its own statistics.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tilenet.data.rasters.raster import Pixels
 from tilenet.geometry.symmetries import Symmetry, symmetries
-from tilenet.geometry.tiles import Tile, Tiling, turned_tiling
+from tilenet.geometry.tiles import Tile, turned_tiling
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.mapper import Computed, Input, Mapper
 from tilenet.parallel.exchange.passes import KeptSums, Values
@@ -77,12 +77,9 @@ def turns_of(turned: Turned | None) -> tuple[Symmetry, ...]:
 
 def turn_map(plan: MapPlan, mapper: Mapper, turned: Turned | None) -> tuple[Turn, ...]:
     """The turned images of a map that is made tile by tile."""
-
-    def transpose(tiling: Tiling) -> Tiling:
-        return Tiling(tiling.width, tiling.height, tiling.cols, tiling.rows, tiling.rule)
-
-    across = tuple((layer, transpose(tiling)) for layer, tiling in plan.passes)
-    transposed_plan = replace(plan, tiling=transpose(plan.tiling), passes=across)
+    across = Symmetry(transposed=True)
+    passes = tuple((layer, turned_tiling(tiling, across)) for layer, tiling in plan.passes)
+    transposed_plan = replace(plan, tiling=turned_tiling(plan.tiling, across), passes=passes)
     return tuple(
         Turn(transposed_plan if symmetry.transposed else plan, TurnedMapper(mapper, symmetry))
         for symmetry in turns_of(turned)
@@ -106,40 +103,23 @@ class SumsOfTurn:
         self.kept_sums.round_done()
 
 
-class MeanOfTurns:
-    """Computes tiles in all turned images; a context that reads ahead.
+@contextmanager
+def mean_of_turns(
+    turns: Sequence[Turn], pipes: Sequence[Pipe], mine: Sequence[Tile]
+) -> Iterator[Callable[[Sequence[Tile]], list[Computed]]]:
+    """Yield a function that computes tiles in all turned images; threads read ahead.
 
     Args:
-        mapper: Computes the map of the image as it lies.
-        turns: The turned images.
         pipes: The network of each turned image.
         mine: Tiles of the image that this rank will compute, in order.
+
+    Yields:
+        Tiles to their own pixels: means of scores. Beyond the image's edges there is no data.
     """
 
-    def __init__(
-        self, mapper: Mapper, turns: Sequence[Turn], pipes: Sequence[Pipe], mine: Sequence[Tile]
-    ) -> None:
-        self.mapper, self.turns, self.pipes, self.mine = mapper, turns, pipes, mine
-
-    def __enter__(self) -> "MeanOfTurns":
-        with ExitStack() as stack:
-            self._reads = [
-                stack.enter_context(turn.mapper.inputs(map(turn.mapper.read, self.mine)))
-                for turn in self.turns
-            ]
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def __call__(self, tiles: Sequence[Tile]) -> list[Computed]:
-        """The tiles' own pixels: means of scores. Beyond the image's edges there is no data."""
-        return [self._mean(tile) for tile in tiles]
-
-    def _mean(self, tile: Tile) -> Computed:
+    def mean(tile: Tile) -> Computed:
         total: Tensor | None = None
-        for turn, pipe, reads in zip(self.turns, self.pipes, self._reads, strict=True):
+        for turn, pipe, reads in zip(turns, pipes, inputs, strict=True):
             (turned,) = turn.mapper.tiles(pipe, [turn.mapper.turned(tile)], islice(reads, 1))
             computed = turn.mapper.turned_back(turned)
             scores = turn.mapper.scores(computed.logits)
@@ -148,4 +128,10 @@ class MeanOfTurns:
         # As large as the piece that the map waits for.
         down, right = tile.own.height - total.shape[1], tile.own.width - total.shape[2]
         valid = np.pad(computed.valid, ((0, down), (0, right)))
-        return Computed(F.pad(total / len(self.turns), (0, right, 0, down)), valid)
+        return Computed(F.pad(total / len(turns), (0, right, 0, down)), valid)
+
+    with ExitStack() as stack:
+        inputs = [
+            stack.enter_context(turn.mapper.inputs(map(turn.mapper.read, mine))) for turn in turns
+        ]
+        yield lambda tiles: [mean(tile) for tile in tiles]

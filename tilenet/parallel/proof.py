@@ -4,7 +4,7 @@ In float64 nothing but the order of sums differs. Elsewhere the same network on 
 one device differs from float64 by its own rounding, which says how far ranks may be.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -69,6 +69,11 @@ def with_zeros(images: Tensor) -> Tensor:
     images = images.clone()
     images[..., rows // 4 : 5 * rows // 8, cols // 4 : 5 * cols // 8] = 0.0
     return images
+
+
+def scale_of(tensors: Iterable[Tensor]) -> float:
+    """The largest of all values, to divide differences by; never 0."""
+    return max(max((float(tensor.abs().max()) for tensor in tensors), default=0.0), 1e-30)
 
 
 def proof_precision(devices: Sequence[torch.device], comm: Comm) -> str:

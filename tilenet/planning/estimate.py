@@ -101,7 +101,7 @@ class Estimator:
         """Rows and columns that a tile holds at its input."""
         tiling = self.tiling(grid)
         if self.rule.exchanged:
-            return tiling.own_px
+            return tiling.largest_own
         return tiling.rows[0].read, tiling.cols[0].read
 
     def _times(self, shape: Shape) -> Times:
@@ -325,7 +325,7 @@ class Estimator:
             mesh=(mesh.replicas, mesh.rows, mesh.columns),
             ranks_per_node=self.ranks_per_node(layout.partitions),
             halo_px=self.rule.halo_px,
-            tile_own_px=tiling.own_px,
+            tile_own_px=tiling.largest_own,
             tile_read_px=self.read_px(layout.grid),
             work_ratio=tiling.work_ratio,
             tiles_per_rank=self.tiles_per_rank(layout.grid, layout.partitions),

@@ -57,8 +57,7 @@ class ImageQuestion:
 
     def seconds(self, tiling: Tiling) -> float:
         """Seconds that rank 0 takes."""
-        read = max(s.read for s in tiling.rows), max(s.read for s in tiling.cols)
-        own = self.tiles * self.images * _work(self.layers, *read)
+        own = self.tiles * self.images * _work(self.layers, *tiling.largest_read)
         whole = self.images * self.replicas * _work(self.layers, *tiling.extended)
         return (own + whole) * (3 if self.backward else 1) / SPEED
 

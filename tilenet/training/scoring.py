@@ -8,14 +8,12 @@ tensors and nothing else: no module of it is switched over, and no random number
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from math import fsum, nan
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tilenet.data.labels.source import ValidationImage
@@ -42,32 +40,8 @@ class Validated:
     """Scores of a validation; the same on all ranks, but for `seconds`.
 
     Attributes:
-        loss: Cross-entropy Σ w·ℓ / Σ w over the pixels that count, w the class weights of training.
-        matrix: Number of labelled pixels by label and class in the map; the last column counts
-            pixels without data.
-        seconds: Duration on this rank.
-    """
-
-    loss: float
-    matrix: NDArray[np.int64]
-    seconds: float
-
-    @cached_property
-    def scores(self) -> dict[str, Any]:
-        """The scores of `tilenet evaluate`, by name."""
-        return scores(self.matrix)
-
-    def score(self, name: str) -> float:
-        """The score with that name, or the loss."""
-        return self.loss if name == "loss" else float(self.scores[name])
-
-
-@dataclass(frozen=True)
-class ValidatedNumbers:
-    """Scores of a validation of a regression; the same on all ranks, but for `seconds`.
-
-    Attributes:
-        loss: The run's loss over the pixels that count.
+        loss: Cross-entropy Σ w·ℓ / Σ w over the pixels that count, w the class weights of training;
+            of a regression the run's loss.
         scores: The scores of `tilenet evaluate`, by name.
         seconds: Duration on this rank.
     """
@@ -142,7 +116,7 @@ class Validation:
             for part in images
         ]
 
-    def score(self, network: Network) -> Validated | ValidatedNumbers:
+    def score(self, network: Network) -> Validated:
         """Score a network of the run's layers, whether or not they exchange halos.
 
         Raises:
@@ -187,17 +161,18 @@ class Validation:
             )
             unmapped: int = self.comm.allreduce(sum(sink.unmapped for sink in numbers))
             values = number_scores(list(pieces), unmapped)
-            self._check_some(values["num_pixels"])
-            seconds = time.perf_counter() - began
-            return ValidatedNumbers(loss / values["num_pixels"], values, seconds)
-        count = self.loss.num_classes
-        matrix = sum(counts, np.zeros((count, count + 1), np.int64))
-        self.comm.Allreduce(np.copy(matrix), matrix)
-        labelled = matrix[:, :count].sum(axis=1)
-        self._check_some(labelled.sum())
-        weight = fsum((labelled * weights.double().cpu().numpy()).tolist())
+            weight = values["num_pixels"]
+            self._check_some(weight)
+        else:
+            count = self.loss.num_classes
+            matrix = sum(counts, np.zeros((count, count + 1), np.int64))
+            self.comm.Allreduce(np.copy(matrix), matrix)
+            labelled = matrix[:, :count].sum(axis=1)
+            self._check_some(labelled.sum())
+            weight = fsum((labelled * weights.double().cpu().numpy()).tolist())
+            values = scores(matrix)
         seconds = time.perf_counter() - began
-        return Validated(loss / weight if weight else nan, matrix, seconds)
+        return Validated(loss / weight if weight else nan, values, seconds)
 
     def _check_some(self, labelled: int) -> None:
         if not labelled:

@@ -35,25 +35,23 @@ def _worker(meter: Meter) -> Any:
             meter.let_others_go_on(self.number)
             return message
 
-        def _send(self, messages: dict[int, Any]) -> None:
-            """As to other devices: copies, which are there."""
-            for other in list(messages):
-                message = messages.pop(other)
-                named = isinstance(message, tuple)
-                maps = message[2] if named else message or []
-                with _disable_current_modes(), torch.no_grad():
-                    copies = [None if map_ is None else _copy(map_) for map_ in maps]
-                maps.clear()
-                meter.lives[other].charge([copy for copy in copies if copy is not None])
-                sent = (*message[:2], copies) if named else None if message is None else copies
-                del copies, maps, message
-                with meter.news:
-                    super()._send({other: sent})
-                    if meter.waits.get(other) == self.number:
-                        del meter.waits[other]
-                    meter.news.notify_all()
-                del sent
-                meter.let_others_go_on(self.number)
+        def _send(self, other: int, message: Any) -> None:
+            """As to another device: copies, which are there."""
+            named = isinstance(message, tuple)
+            maps = message[2] if named else message or []
+            with _disable_current_modes(), torch.no_grad():
+                copies = [None if map_ is None else _copy(map_) for map_ in maps]
+            maps.clear()
+            meter.lives[other].charge([copy for copy in copies if copy is not None])
+            sent = (*message[:2], copies) if named else None if message is None else copies
+            del copies, maps, message
+            with meter.news:
+                super()._send(other, sent)
+                if meter.waits.get(other) == self.number:
+                    del meter.waits[other]
+                meter.news.notify_all()
+            del sent
+            meter.let_others_go_on(self.number)
 
     return Worker
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rasterio.features import shapes as polygonise
 
 from tilenet.data.rasters.raster import Raster
+from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.windows import Window
 from tilenet.mapping.polygons.corners import build_polygons, drop_straight_points
 from tilenet.mpi import Comm
@@ -71,18 +72,15 @@ def make_band_polygons(
         TilenetError: The map cannot be read.
     """
     whole, cut = list[ClassPolygons](), list[ClassPolygons]()
-    for row in range(band.row, band.row + band.height, BLOCK_PX):
-        for col in range(0, band.width, BLOCK_PX):
-            height = min(BLOCK_PX, band.row + band.height - row)
-            block = Window(row, col, height, min(BLOCK_PX, band.width - col))
-            pixels = mapped.read(block)
-            values, valid = pixels.values[0].astype(np.int32), pixels.valid
-            mask = valid if classes is None else valid & np.isin(values, classes)
-            polygons = _make_block_polygons(values, mask, block)
-            is_cut = find_cut(polygons.shapes, block, mapped.size)
-            whole.append(polygons.take(~is_cut))
-            cut.append(polygons.take(is_cut))
-            part_done()
+    for block in pieces_of(band, BLOCK_PX):
+        pixels = mapped.read(block)
+        values, valid = pixels.values[0].astype(np.int32), pixels.valid
+        mask = valid if classes is None else valid & np.isin(values, classes)
+        polygons = _make_block_polygons(values, mask, block)
+        is_cut = find_cut(polygons.shapes, block, mapped.size)
+        whole.append(polygons.take(~is_cut))
+        cut.append(polygons.take(is_cut))
+        part_done()
     return ClassPolygons.concatenate([*whole, join(ClassPolygons.concatenate(cut))])
 
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from rasterio.enums import Resampling
 from rasterio.windows import Window as FileWindow
 
-from tilenet.geometry.windows import Window
+from tilenet.geometry.tiles import Tile, owned
+from tilenet.geometry.windows import Window, overlap
 from tilenet.storage.atomic import put
 
 MADE_OF = "made_of.json"
@@ -182,12 +183,10 @@ class Pieces:
         end = begin + values.shape
         touch = (self.windows[:, :2] < end) & (self.windows[:, :2] + self.windows[:, 2:] > begin)
         for row, col, height, width in self.windows[touch.all(axis=1)].tolist():
+            place = Window(row, col, height, width)
             shape = self.count, height, width
-            piece = np.memmap(
-                self.path((row, col, height, width)), self.file_dtype, "r", shape=shape
-            )
-            top, left = max(row, window.row), max(col, window.col)
-            part = piece[band, top - row : end[0] - row, left - col : end[1] - col]
-            to_row, to_col = top - window.row, left - window.col
-            values[to_row : to_row + part.shape[0], to_col : to_col + part.shape[1]] = part
+            piece = np.memmap(self.path(astuple(place)), self.file_dtype, "r", shape=shape)
+            part = overlap(place, window)
+            assert part is not None, "it touches the window"
+            owned(values, Tile(window, part))[:] = owned(piece[band], Tile(place, part))
         return values

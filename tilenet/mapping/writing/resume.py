@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.mapping.writing.writer import MapWriter
-from tilenet.mpi import Intracomm
+from tilenet.mpi import Intracomm, Request
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
-from tilenet.parallel.health.stop_rounds import StopRounds
 from tilenet.parallel.ranks.comm import agreed
 
 
 class MapResume:
     """Context manager that can end the rounds of a map early on all ranks. Collective.
+
+    The sum at a round's end was begun with the round: so a rank waits for others to begin the
+    round, not to end it, and may be ahead of them.
 
     Args:
         comm: All ranks that map.
@@ -30,9 +32,10 @@ class MapResume:
     def __init__(self, comm: Intracomm, writer: MapWriter, requests: StopRequests) -> None:
         self.comm, self.writer, self._requests = comm, writer, requests
         self._failed: TilenetError | None = None
+        self._own, self._sum = np.zeros(1, np.int32), np.zeros(1, np.int32)
 
     def __enter__(self) -> "MapResume":
-        self._rounds = StopRounds(self.comm, self._requests)
+        self._reduction = self._begin()
         return self
 
     def __exit__(
@@ -43,7 +46,18 @@ class MapResume:
     ) -> None:
         # After another error this rank is alone here, and closing is collective.
         if error is None or isinstance(error, StopAgreed | AgreedError):
-            self._rounds.close()
+            self._reduction.Wait()
+
+    def _begin(self) -> Request:
+        self._own[0] = self._requests.requested
+        return self.comm.Iallreduce(self._own, self._sum)
+
+    def _stops(self) -> bool:
+        """Whether any rank was asked to stop before this round began; begin the next one."""
+        self._reduction.Wait()
+        self._requests.agreed = self._requests.agreed or bool(self._sum[0])
+        self._reduction = self._begin()
+        return self._requests.agreed
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -73,7 +87,7 @@ class MapResume:
         Raises:
             StopAgreed: On all ranks, if a stop is requested on any and a round follows.
         """
-        if self._rounds.round_done() and not last:
+        if self._stops() and not last:
             raise StopAgreed
 
     def sums(self, layer: int) -> tuple[int, NDArray[np.float64] | None]:
@@ -110,5 +124,5 @@ class MapResume:
         Raises:
             StopAgreed: On all ranks, if a stop is requested on any.
         """
-        if self._rounds.round_done():
+        if self._stops():
             raise StopAgreed

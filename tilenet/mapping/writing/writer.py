@@ -23,6 +23,7 @@ from tilenet.data.rasters.opening import GDAL_ERRORS, quiet
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stacked_paths import image_name
 from tilenet.errors import TilenetError
+from tilenet.geometry.tiles import Tile, owned
 from tilenet.geometry.windows import Window, overlap
 from tilenet.mapping.writing.class_colours import class_colours
 from tilenet.mapping.writing.cog import CogJob, cannot_write, template_like, write_cog
@@ -196,9 +197,7 @@ class MapWriter:
         part = overlap(window, self.window)
         if part is None:
             return
-        top, left = part.row - window.row, part.col - window.col
-        inside = values[:, top : top + part.height, left : left + part.width]
-        place = self._place_of(part)
+        inside, place = owned(values, Tile(window, part)), self._place_of(part)
         self._check_lock()
         self._guarded(lambda: self._put_piece(place, inside))
         self._written.append(place)

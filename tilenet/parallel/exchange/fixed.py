@@ -101,8 +101,8 @@ class OfMaximum:
 
     def find(self, x: Tensor, where: AveragedOver) -> Values:
         """A 1 and the largest values of a tile's own cells."""
-        own = part_of(x, where.cells.own[0], 0, 0)[0].double()
-        return np.array((1.0, *own.amax((1, 2)).tolist()))
+        (own,) = where.cells.of(x)
+        return np.array((1.0, *own[0].double().amax((1, 2)).tolist()))
 
     def merged(self, first: Values, second: Values) -> Values:
         """The larger of both values, channel by channel."""

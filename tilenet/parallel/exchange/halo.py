@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tilenet.geometry.ownership import LayerHalo
-from tilenet.geometry.windows import Window
+from tilenet.geometry.windows import Window, overlap
 from tilenet.mpi import Intracomm, Request
 from tilenet.parallel.health.exchange_clock import EXCHANGING
 
@@ -215,7 +215,4 @@ def add_gradients(gradient: Tensor, pending: Pending, halo: LayerHalo) -> None:
 
 def _common(own: Window, need: Window) -> Window:
     """The cells of `need` that the rank owns."""
-    top, left = max(own.row, need.row), max(own.col, need.col)
-    bottom = min(own.row + own.height, need.row + need.height)
-    right = min(own.col + own.width, need.col + need.width)
-    return Window(top, left, max(bottom - top, 0), max(right - left, 0))
+    return overlap(own, need) or Window(need.row, need.col, 0, 0)

@@ -25,7 +25,7 @@ from tilenet.model.origin import Origin, origin_under_way
 from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.conv import Shape, convolve
 from tilenet.parallel.exchange.copied import takes_copy
-from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend
+from tilenet.parallel.exchange.halo import HaloChannel, HaloExchange, extend, part_of
 
 # A tag names a layer, a micro-batch and a direction, modulo these numbers: MPI guarantees 32 768
 # tags only, and messages between two ranks with the same tag keep their order anyway.
@@ -250,8 +250,7 @@ class EnlargedByCells(_Spatial):
         exchange = without_border(self.spatial.exchange(self.index))
         large = self.__dict__["plain"](_extended(x, exchange, 0.0))
         need, out = exchange.halo.need, exchange.halo.out
-        return _cut_out(large, out.row - need.row * self.factor, out.col - need.col * self.factor,
-                        out.height, out.width)  # fmt: skip
+        return part_of(large, out, need.row * self.factor, need.col * self.factor)
 
 
 class AnyTransposedConv(_Spatial):
@@ -267,8 +266,8 @@ class AnyTransposedConv(_Spatial):
         exchange = without_border(self.spatial.exchange(self.index))
         need, out = exchange.halo.need, exchange.halo.out
         stride, padding, groups = self.layer.stride, self.layer.padding, self.layer.groups
-        top = out.row - (need.row * stride - padding)
-        left = out.col - (need.col * stride - padding)
+        row, col = need.row * stride - padding, need.col * stride - padding  # of its full output
+        top, left = out.row - row, out.col - col
         extended = _extended(x, exchange, 0.0)
         size = self.layer.size(need.height), self.layer.size(need.width)
         if padding == self.layer.output_padding == top == left == 0 and size == (
@@ -284,8 +283,7 @@ class AnyTransposedConv(_Spatial):
         right = max(left + out.width - large.shape[3], 0)
         if above or before or below or right:
             large = F.pad(large, (before, right, above, below))
-            top, left = top + above, left + before
-        own = _cut_out(large, top, left, out.height, out.width)
+        own = part_of(large, out, row - above, col - before)
         return own if self.bias is None else own + self.bias[:, None, None].to(own.dtype)
 
 
@@ -323,7 +321,3 @@ def _padded_columns(
 def without_border(exchange: HaloExchange) -> HaloExchange:
     """The same exchange without the border outside of the map."""
     return replace(exchange, halo=replace(exchange.halo, border=(0, 0, 0, 0)))
-
-
-def _cut_out(x: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
-    return x[:, :, top : top + height, left : left + width]

@@ -39,6 +39,10 @@ class Cells:
     own: tuple[Window, ...]
     images: tuple[int, ...]
 
+    def of(self, x: Tensor) -> list[Tensor]:
+        """The own cells of each sample of a map, (1, C, h, w)."""
+        return [part_of(x[n : n + 1], window, 0, 0) for n, window in enumerate(self.own)]
+
 
 Sum = Callable[[Tensor], Tensor]  # over the ranks
 
@@ -125,7 +129,7 @@ class _Call:
     variance: Tensor
 
     def __init__(self, layer: Norm, cells: Cells, add: Sum, device: torch.device) -> None:
-        self.layer, self.windows, self.add = layer, cells.own, add
+        self.layer, self.own_cells, self.add = layer, cells, add
         images = (0,) * len(cells.images) if layer.norm == "batch" else cells.images
         groups = layer.groups if layer.norm == "group" else layer.out_channels
         self.shape = max(images) + 1, groups
@@ -139,7 +143,7 @@ class _Call:
 
     def whole(self, x: Tensor) -> bool:
         """Whether all cells are own ones."""
-        return set(self.windows) == {Window(0, 0, x.shape[2], x.shape[3])}
+        return set(self.own_cells.own) == {Window(0, 0, x.shape[2], x.shape[3])}
 
     def one_per_channel(self, x: Tensor) -> bool:
         """Whether each channel has statistics of its own, of whole maps of one sample or of all."""
@@ -170,12 +174,9 @@ class _Call:
         """The samples' own cells; one tensor of all samples where their windows are the same."""
         if self.whole(x):
             return [x]
-        if len(set(self.windows)) == 1:
-            return [part_of(x, self.windows[0], 0, 0)]
-        return [
-            part_of(x[sample : sample + 1], window, 0, 0)
-            for sample, window in enumerate(self.windows)
-        ]
+        if len(set(self.own_cells.own)) == 1:
+            return [part_of(x, self.own_cells.own[0], 0, 0)]
+        return self.own_cells.of(x)
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -22,7 +22,7 @@ from tilenet.geometry.windows import Window
 from tilenet.model.network import Network
 from tilenet.mpi import Intracomm
 from tilenet.parallel.exchange.fixed import Statistic, statistic_of
-from tilenet.parallel.exchange.halo import HaloChannel
+from tilenet.parallel.exchange.halo import HaloChannel, part_of
 from tilenet.parallel.exchange.passes import KeptSums, Reads, Values
 from tilenet.parallel.exchange.swept import Columns, KeptMaps, Sweep, SweptPart
 from tilenet.parallel.exchange.whole_maps import AveragedOver
@@ -102,8 +102,7 @@ def sweep_band(
                 pieces.append(sweep.feed(read()))
                 done += pieces[-1].shape[2]
             rows = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
-            top, col = own.row - first, own.col - left
-            yield rows[:, :, top : top + own.height, col : col + own.width]
+            yield part_of(rows, own, first, left)
             first = own.row + own.height
             pieces = [rows[:, :, first - done :].clone()] if first < done else []
 

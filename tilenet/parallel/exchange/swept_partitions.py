@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -24,11 +23,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tilenet.geometry.sweep import row_readers
-from tilenet.model.gpipe import use_device
 from tilenet.parallel.exchange.swept import MapRows, State, Sweep
 from tilenet.parallel.exchange.swept_backward import OfRows, adds, as_leaves, of_layers, rows_of
-
-ENDED = object()  # sent in place of a message
+from tilenet.parallel.pipeline.posts import PartitionWorker, Posts
 
 
 @dataclass(frozen=True)
@@ -159,11 +156,7 @@ class _Strip:
     measured: GradientEdge | None
 
 
-class _Ended(Exception):
-    """Another partition ended before its time."""
-
-
-class _Worker:
+class _Worker(PartitionWorker):
     """A partition's work on its strips, in a thread of its own.
 
     Args:
@@ -171,7 +164,7 @@ class _Worker:
         parts: All partitions.
         image: The image, see `swept_over_partitions`.
         measure: Measure of rows, see `swept_over_partitions`.
-        posts: Messages from one partition to another, by their numbers.
+        posts: Messages from one partition to another.
     """
 
     def __init__(
@@ -180,9 +173,10 @@ class _Worker:
         parts: Sequence[SweptLayers],
         image: Tensor,
         measure: OfRows,
-        posts: Mapping[tuple[int, int], SimpleQueue[Any]],
+        posts: Posts,
     ) -> None:
-        self.number, self.part, self.posts = number, parts[number], posts
+        super().__init__(number, posts)
+        self.part = parts[number]
         self.sweep, self.image, self.measure = self.part.sweep, image, measure
         self.plans = list(self.sweep.strips)
         self.total: Tensor | None = None
@@ -304,58 +298,29 @@ class _Worker:
         self._send_all(messages)
         return edges
 
-    def _send_all(self, messages: dict[int, list[Any]]) -> None:
-        """Send messages, and hold none of their tensors: answers may come at once."""
-        for other in list(messages):
-            self._send(other, messages.pop(other))
-
-    def _send(self, other: int, message: Any) -> None:
-        self.posts[self.number, other].put(message)
-
-    def _receive(self, other: int) -> Any:
-        message = self.posts[other, self.number].get()
-        if message is ENDED:
-            raise _Ended
-        return message
-
 
 def _edge(rows: Tensor) -> GradientEdge | None:
     return get_gradient_edge(rows) if rows.requires_grad else None
 
 
 def _workers(parts: Sequence[SweptLayers], image: Tensor, measure: OfRows) -> list[_Worker]:
-    numbers = range(len(parts))
-    posts = {(sender, to): SimpleQueue[Any]() for sender in numbers for to in numbers}
-    return [_Worker(number, parts, image, measure, posts) for number in numbers]
+    posts = Posts(len(parts))
+    return [_Worker(number, parts, image, measure, posts) for number in range(len(parts))]
 
 
 def _run(works: Sequence[Callable[[], None]], workers: Sequence[_Worker]) -> None:
     """Run each worker in a thread; raise the first error of any of them here."""
-    errors = list[BaseException]()
-    posts = workers[0].posts.values()
-
-    def run(worker: _Worker, work: Callable[[], None]) -> None:
-        try:
-            with use_device(worker.part.device):
-                work()
-        except _Ended:
-            pass
-        except BaseException as error:
-            errors.append(error)
-            _end(posts)
-
-    threads = [Thread(target=run, args=pair) for pair in zip(workers, works, strict=True)]
+    posts = workers[0].posts
+    threads = [
+        Thread(target=posts.work, args=(worker.part.device, work))
+        for worker, work in zip(workers, works, strict=True)
+    ]
     for thread in threads:
         thread.start()
     try:
         for thread in threads:
             thread.join()
     finally:
-        _end(posts)  # where a signal ends the wait
-    if errors:
-        raise errors[0]
-
-
-def _end(posts: Any) -> None:
-    for post in posts:
-        post.put(ENDED)
+        posts.end()  # where a signal ends the wait
+    if posts.errors:
+        raise posts.errors[0]

@@ -125,7 +125,7 @@ class _Part:
         read = self.tile.read
         assert image.shape[2:] == (read.height, read.width)
         # For the widest tile, so that strips of all ranks are the same.
-        self.plan = pipe.sweeps(read.height, max(span.read for span in tiling.cols))
+        self.plan = pipe.sweeps(read.height, tiling.largest_read[1])
         self.maps: dict[int, Tensor] = {}  # maps that sweeps have kept
         self.columns: Columns | None = None
         if tiling.rule.exchanged and len(tiling.cols) > 1:

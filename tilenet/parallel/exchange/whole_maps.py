@@ -7,6 +7,7 @@ of the averages are added over the ranks, so each counts once.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from tilenet.geometry.layers import GlobalPool
 from tilenet.geometry.windows import Window
 from tilenet.model.upload import upload
 from tilenet.mpi import Intracomm
-from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.norm import Cells
 from tilenet.parallel.sums.all_reduce import add_over
 
@@ -41,24 +41,24 @@ def bin_counts(size: tuple[int, int], layer: GlobalPool) -> Tensor:
     return torch.outer(*(bin_cells(0, cells, cells, layer.bins).sum(1) for cells in size))
 
 
+@dataclass(frozen=True)
 class AveragedOver:
     """The cells of a micro-batch's map that are averaged.
 
-    Args:
+    Attributes:
         cells: Own window of each sample, counted from the map's first cell, and its image.
         firsts: Row and column of the whole map at which each sample's window begins.
         size: Rows and columns of the whole map.
     """
 
+    cells: Cells
+    firsts: tuple[tuple[int, int], ...]
+    size: tuple[int, int]
+
     @classmethod
     def part(cls, x: Tensor, first: tuple[int, int], whole: tuple[int, int]) -> "AveragedOver":
         """The cells of a part (1, C, H, W) that begins at row and column `first` of a whole map."""
         return cls(Cells((Window(0, 0, x.shape[2], x.shape[3]),), (0,)), (first,), whole)
-
-    def __init__(
-        self, cells: Cells, firsts: tuple[tuple[int, int], ...], size: tuple[int, int]
-    ) -> None:
-        self.cells, self.firsts, self.size = cells, firsts, size
 
     def in_bins(
         self, sample: int, layer: GlobalPool, device: torch.device
@@ -99,24 +99,20 @@ class _Average(torch.autograd.Function):
         ctx: Any, x: Tensor, layer: GlobalPool, where: AveragedOver, comm: Intracomm | None
     ) -> Tensor:
         ctx.shape, ctx.layer, ctx.where, ctx.comm = x.shape, layer, where, comm
-        images = _images(where, x.device)
-        folded = _folded(bin_sums(x, layer, where), where, images)
-        means = add_over(comm, folded) / upload(bin_counts(where.size, layer), x.device)
-        return means.index_select(0, images).to(x.dtype)
+        sums = sum_images(bin_sums(x, layer, where), where, comm)
+        return (sums / upload(bin_counts(where.size, layer), x.device)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         where: AveragedOver = ctx.where
-        images = _images(where, grads[0].device)
-        folded = _folded(grads[0].double(), where, images)
-        total = add_over(ctx.comm, folded).index_select(0, images)
+        total = sum_images(grads[0], where, ctx.comm)
         total = total / upload(bin_counts(where.size, ctx.layer), total.device)
         to_x = grads[0].new_zeros(ctx.shape)
         with _without_autocast(to_x):
-            for sample, own in enumerate(where.cells.own):
+            for sample, part in enumerate(where.cells.of(to_x)):
                 rows, cols = where.in_bins(sample, ctx.layer, to_x.device)
                 lines = (rows.T @ total[sample]).to(_wide(to_x))
-                _own(to_x, sample, own).copy_(lines @ cols.to(lines.dtype))
+                part[0].copy_(lines @ cols.to(lines.dtype))
         return to_x, None, None, None
 
 
@@ -124,10 +120,10 @@ def bin_sums(x: Tensor, layer: GlobalPool, where: AveragedOver) -> Tensor:
     """Sums of the own cells of a map (B, C, H, W) in each bin: (B, C, bins, bins), float64."""
     sums = []
     with _without_autocast(x):
-        for sample, own in enumerate(where.cells.own):
+        for sample, own in enumerate(where.cells.of(x)):
             rows, cols = where.in_bins(sample, layer, x.device)
             # Rows of cells in the map's own precision, at least float32; their sums in float64.
-            lines = _own(x, sample, own).to(_wide(x)) @ cols.T.to(_wide(x))
+            lines = own[0].to(_wide(x)) @ cols.T.to(_wide(x))
             sums.append(rows @ lines.double())
     return torch.stack(sums)
 
@@ -137,19 +133,14 @@ def _without_autocast(x: Tensor) -> torch.autocast:
     return torch.autocast(x.device.type, enabled=False)
 
 
-def _own(x: Tensor, sample: int, own: Window) -> Tensor:
-    return part_of(x[sample : sample + 1], own, 0, 0)[0]
-
-
 def _wide(x: Tensor) -> torch.dtype:
     return x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
 
 
-def _images(where: AveragedOver, device: torch.device) -> Tensor:
-    return upload(torch.tensor(where.cells.images), device)
-
-
-def _folded(values: Tensor, where: AveragedOver, images: Tensor) -> Tensor:
-    """Add the sums (B, …) of samples to sums of images, (images, …)."""
-    empty = values.new_zeros((max(where.cells.images) + 1, *values.shape[1:]))
-    return empty.index_add(0, images, values)
+def sum_images(values: Tensor, where: AveragedOver, comm: Intracomm | None) -> Tensor:
+    """Sums of samples' values (B, …) over their images and the ranks, (B, …), float64."""
+    images = upload(torch.tensor(where.cells.images), values.device)
+    sums = values.new_zeros(
+        (max(where.cells.images) + 1, *values.shape[1:]), dtype=torch.float64
+    ).index_add(0, images, values.double())
+    return add_over(comm, sums).index_select(0, images)

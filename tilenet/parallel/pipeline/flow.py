@@ -23,11 +23,11 @@ Training", ICML 2021).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -38,17 +38,14 @@ from tilenet.model.gpipe import (
     SkipLayout,
     SkipTracker,
     enable_recomputing,
-    use_device,
     use_skip_tracker,
 )
 from tilenet.model.origin import Origin
 from tilenet.model.upload import upload
 from tilenet.parallel.pipeline.partition import Partition
+from tilenet.parallel.pipeline.posts import PartitionWorker, Posts
 
 Maps = list[Tensor]
-Post = SimpleQueue[Any]
-
-ENDED = object()  # sent in place of a message
 
 
 @dataclass(frozen=True)
@@ -110,36 +107,26 @@ def train_in_flow(
     Raises:
         Exception: The first error of any partition, of the feed or the measure.
     """
-    numbers = range(len(flow.partitions))
-    posts = {(sender, to): Post() for sender in numbers for to in numbers}
-    errors = list[BaseException]()
+    posts = Posts(len(flow.partitions))
 
     def run(number: int) -> None:
-        try:
-            with use_device(flow.partitions[number].device):
-                _Worker(number, flow, posts, measure).run(feed)
-        except _Ended:
-            pass
-        except BaseException as error:
-            errors.append(error)
-            _end(posts)
+        _Worker(number, flow, posts, measure).run(feed)
 
-    tasks = [thread.submit(run, number) for number, thread in zip(numbers, threads, strict=True)]
+    tasks = [
+        thread.submit(posts.work, part.device, partial(run, number))
+        for number, (part, thread) in enumerate(zip(flow.partitions, threads, strict=True))
+    ]
     try:
         wait(tasks)
     except BaseException:  # a signal: nothing may be added to gradients after it
-        _end(posts)
+        posts.end()
         wait(tasks)
         raise
     try:
-        if errors:
-            raise errors[0]
+        if posts.errors:
+            raise posts.errors[0]
     finally:
-        errors.clear()  # its traceback would hold it, and all that was computed
-
-
-class _Ended(Exception):
-    """Another partition ended before its time."""
+        posts.errors.clear()  # its traceback would hold it, and all that was computed
 
 
 class _Skips(SkipTracker):  # type: ignore[misc]
@@ -173,13 +160,12 @@ class _Begun:
     end: Tensor | None = None
 
 
-class _Worker:
+class _Worker(PartitionWorker):
     """A partition's work on a step."""
 
-    def __init__(
-        self, number: int, flow: Flow, posts: Mapping[tuple[int, int], Post], measure: Measure
-    ) -> None:
-        self.number, self.flow, self.posts, self.measure = number, flow, posts, measure
+    def __init__(self, number: int, flow: Flow, posts: Posts, measure: Measure) -> None:
+        super().__init__(number, posts)
+        self.flow, self.measure = flow, measure
         self.part, count = flow.partitions[number], len(flow.partitions)
         self.last = number == count - 1
         self.most = min(flow.most, count - number)
@@ -195,7 +181,8 @@ class _Worker:
                 begun = self._begin(feed)
                 if begun is None:
                     fed = False
-                    self._send({} if self.last else {self.number + 1: None})
+                    if not self.last:
+                        self._send(self.number + 1, None)
                 else:
                     self._forward(begun)
                     waiting.append(begun)
@@ -234,7 +221,7 @@ class _Worker:
             neighbour = other == self.number + 1
             messages[other] = (begun.number, begun.origin, maps) if neighbour else maps
             del maps
-        self._send(messages)
+        self._send_all(messages)
 
     def _handed(self, map_: Tensor, other: int) -> Tensor:
         """A map on another partition's device, which says whether this one takes its gradient."""
@@ -292,18 +279,7 @@ class _Worker:
             if of_maps:
                 messages[other] = [g if g is None else g.to(device) for g in of_maps]
             del of_maps
-        self._send(messages)
-
-    def _send(self, messages: dict[int, Any]) -> None:
-        """Send messages, and hold none of their tensors: answers may come at once."""
-        for other in list(messages):
-            self.posts[self.number, other].put(messages.pop(other))
-
-    def _receive(self, other: int) -> Any:
-        message = self.posts[other, self.number].get()
-        if message is ENDED:
-            raise _Ended
-        return message
+        self._send_all(messages)
 
 
 class _Leave(torch.autograd.Function):
@@ -347,8 +323,3 @@ def _arrive(map_: Tensor, gradients: list[Tensor | None], at: int) -> Tensor:
     begin = torch.empty(0, device=map_.device, requires_grad=True)
     arrived: Tensor = _Arrive.apply(begin, map_.detach(), gradients, at)  # type: ignore[no-untyped-call]
     return arrived
-
-
-def _end(posts: Mapping[tuple[int, int], Post]) -> None:
-    for post in posts.values():
-        post.put(ENDED)

@@ -23,8 +23,6 @@ from tilenet.parallel.sums.own_streams import OwnStreams
 from tilenet.parallel.sums.shares import block
 
 CONNECT = timedelta(minutes=2)
-
-
 SUM = timedelta(minutes=30)  # the slowest rank may be reading, or writing a checkpoint
 
 
@@ -40,8 +38,9 @@ class NcclTransport:
         AgreedError: The ranks cannot reach one another.
     """
 
+    name = "nccl"
+
     def __init__(self, comm: Intracomm, pieces: Sequence[Tensor]) -> None:
-        self.name = "nccl"
         self._comm = comm.Dup()
         self._groups: dict[torch.device, Any] = {}
         self._streams = OwnStreams()

@@ -87,16 +87,12 @@ def _buffer(values: Tensor) -> Any:
 
 
 class HostTransport(_MpiTransport):
-    """MPI on host memory; pieces on a device are staged through pinned memory.
+    """MPI on host memory; pieces on a device are staged through pinned memory."""
 
-    Args:
-        comm: The ranks; duplicated, so that messages do not meet others.
-        pieces: The tensors that will be summed.
-    """
+    name = "host"
 
     def __init__(self, comm: Intracomm, pieces: Sequence[Tensor]) -> None:
         super().__init__(comm)
-        self.name = "host"
         self._host = torch.empty(0)
         staged = [piece.numel() for piece in pieces if piece.device.type != "cpu"]
         if staged:
@@ -116,15 +112,9 @@ class HostTransport(_MpiTransport):
 
 
 class DeviceTransport(_MpiTransport):
-    """A CUDA-aware MPI on device memory.
+    """A CUDA-aware MPI on device memory."""
 
-    Args:
-        comm: The ranks; duplicated, so that messages do not meet others.
-    """
-
-    def __init__(self, comm: Intracomm) -> None:
-        super().__init__(comm)
-        self.name = "device"
+    name = "device"
 
     @contextmanager
     def _reached(self, part: Tensor) -> Iterator[Tensor]:

@@ -57,7 +57,7 @@ def choose_map(question: MapQuestion) -> MapPlan:
         return plan_passes(question, tiling, _why_tiles(question))
     if question.num_ranks > 1 and not question.halo_asked and not question.turned:
         shared_out = _shares(question, question.num_ranks)
-        if shared_out is not None and question.fits(*shared_out.own_px):
+        if shared_out is not None and question.fits(*shared_out.largest_own):
             return MapPlan("exchange", shared_out)
     if question.fits(*whole.extended):
         return plan_tiles(question, whole)
@@ -136,7 +136,7 @@ def _enough_ranks(question: MapQuestion) -> int | None:
     num_ranks = max(question.num_ranks + 1, -(-bytes_ // question.budget_bytes))
     while num_ranks <= MOST_RANKS:
         tiling = _shares(question, num_ranks)
-        if tiling is not None and question.fits(*tiling.own_px):
+        if tiling is not None and question.fits(*tiling.largest_own):
             return num_ranks
         num_ranks += max(1, num_ranks // 16)
     return None

@@ -64,7 +64,7 @@ def choose_kept_maps(question: MapQuestion, tiling: Tiling) -> tuple[frozenset[i
 
 def largest_strip(tiling: Tiling) -> tuple[int, int]:
     """Rows of the highest strip, and columns of the widest one."""
-    return tiling.own_px[0], max(span.read for span in tiling.cols)
+    return tiling.largest_own[0], tiling.largest_read[1]
 
 
 def swept_work(

@@ -28,7 +28,7 @@ from tilenet.training.config.keys import (
 )
 from tilenet.training.config.task import check_task
 from tilenet.training.config.unread import check_unread
-from tilenet.training.config.validation_keys import ValidationKeys, check_pairs
+from tilenet.training.config.validation_keys import ValidationKeys, check_pairs, listed
 from tilenet.training.config.windows import check_windows
 
 Halo = Literal["exact", "epsilon"] | int
@@ -201,12 +201,12 @@ class RunFile:
     @property
     def image_paths(self) -> tuple[str, ...]:
         """The images, in order; patterns or a list until read.py read them."""
-        return (self.images,) if isinstance(self.images, str) else tuple(self.images)
+        return listed(self.images)
 
     @property
     def label_paths(self) -> tuple[str, ...]:
         """The label rasters or vectors, one per image."""
-        return (self.labels,) if isinstance(self.labels, str) else tuple(self.labels or ())
+        return listed(self.labels)
 
     @property
     def band_names(self) -> tuple[str | None, ...] | None:

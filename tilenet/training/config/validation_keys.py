@@ -34,12 +34,12 @@ class ValidationKeys:
     @property
     def image_paths(self) -> tuple[str, ...]:
         """Images that training does not see, in order."""
-        return _listed(self.images)
+        return listed(self.images)
 
     @property
     def label_paths(self) -> tuple[str, ...]:
         """Their labels, one per image."""
-        return _listed(self.labels)
+        return listed(self.labels)
 
     @property
     def held_out(self) -> str | None:
@@ -90,7 +90,8 @@ def check_pairs(images: tuple[str, ...], labels: tuple[str, ...], group: str = "
         )
 
 
-def _listed(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def listed(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The paths of a key, which may be one path."""
     if paths is None:
         return ()
     return (paths,) if isinstance(paths, str) else tuple(paths)

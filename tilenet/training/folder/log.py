@@ -13,7 +13,7 @@ from tilenet.storage.checkpoints import checkpoint_of_step
 from tilenet.storage.tables import COLUMNS, History
 from tilenet.storage.tensorboard import Scalars
 from tilenet.training.folder.files import TABLES
-from tilenet.training.scoring import Validated, ValidatedNumbers
+from tilenet.training.scoring import Validated
 from tilenet.training.step import StepResult
 
 SCORES = ("accuracy", "mean_iou", "mean_f1")
@@ -128,63 +128,51 @@ class RunLog:
             except Exception as error:  # a program's own
                 self.raised = error
 
-    def validation(self, step: int, result: Validated | ValidatedNumbers, *, best: bool) -> None:
+    def validation(self, step: int, result: Validated, *, best: bool) -> None:
         """Add rows for a validation, and print its scores."""
         assert self.validations is not None
-        if isinstance(result, ValidatedNumbers):
-            self._numbers(step, result, self.validations, best=best)
-            return
-        all_scores = result.scores
-        iou, f1 = all_scores["iou"], all_scores["f1"]
-        means = [all_scores[name] for name in SCORES]
+        values = {name: result.score(name) for name in ("loss", *self._scores)}
+        scalars = {name: None if isnan(value) else value for name, value in values.items()}
+        loss, *means = scalars.values()
+        iou, f1 = result.scores.get("iou", ()), result.scores.get("f1", ())
         classes = [value for pair in zip(iou, f1, strict=True) for value in pair]
         cells = [
             (step, label, guess, pixels)
-            for label, row in enumerate(all_scores["confusion"])
+            for label, row in enumerate(result.scores.get("confusion", ()))
             for guess, pixels in enumerate(row)
             if pixels
         ]
-        self.confusion.add_rows(cells)
+        if cells:
+            self.confusion.add_rows(cells)
         # Last, since a row here means that the validation is complete.
-        loss = None if isnan(result.loss) else result.loss
-        row = (loss, all_scores["num_pixels"], *means, result.seconds, *classes)
-        self.validations.add(step, *row)
-        self._call(self.callbacks.on_validation, dict(zip(self.columns, (step, *row), strict=True)))
-        say(self._sentence(step, result, best=best))
-        if self.scalars:
-            scalars = {"loss": loss, **dict(zip(SCORES, means, strict=True))}
-            scalars |= {f"iou/{name}": value for name, value in zip(self.names, iou, strict=True)}
-            scalars |= {f"f1/{name}": value for name, value in zip(self.names, f1, strict=True)}
-            self.scalars.add(step, {f"validation/{name}": value for name, value in scalars.items()})
-
-    def _numbers(self, step: int, result: ValidatedNumbers, table: History, *, best: bool) -> None:
-        values = {name: result.score(name) for name in ("loss", *VALUE_SCORES)}
-        scores = {name: None if isnan(value) else value for name, value in values.items()}
-        loss, *means = scores.values()
-        row = (loss, result.scores["num_pixels"], *means, result.seconds)
-        table.add(step, *row)
-        self._call(self.callbacks.on_validation, dict(zip(self.columns, (step, *row), strict=True)))
-        texts = (
-            f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in scores.items()
-        )
+        figures = (loss, result.scores["num_pixels"], *means, result.seconds, *classes)
+        self.validations.add(step, *figures)
+        named = dict(zip(self.columns, (step, *figures), strict=True))
+        self._call(self.callbacks.on_validation, named)
         say(
-            f"validation after step {step}: {', '.join(texts)}; {result.seconds:.1f} s"
+            f"validation after step {step}: {self._text(result)}; {result.seconds:.1f} s"
             + "; the best so far" * best
         )
         if self.scalars:
-            self.scalars.add(step, {f"validation/{name}": value for name, value in scores.items()})
+            scalars |= {f"iou/{name}": value for name, value in zip(self.names, iou, strict=False)}
+            scalars |= {f"f1/{name}": value for name, value in zip(self.names, f1, strict=False)}
+            self.scalars.add(step, {f"validation/{name}": value for name, value in scalars.items()})
 
-    def _sentence(self, step: int, result: Validated, *, best: bool) -> str:
+    def _text(self, result: Validated) -> str:
+        """The scores of a validation, for people."""
         scores, names = result.scores, self.names
-        sentence = (
-            f"validation after step {step}: mean IoU {scores['mean_iou']:.4f}, accuracy "
-            f"{scores['accuracy']:.4f}, loss {result.loss:.4f}"
+        if "iou" not in scores:
+            values = ((name, result.score(name)) for name in ("loss", *self._scores))
+            return ", ".join(f"{name} {'–' if isnan(x) else f'{x:.4g}'}" for name, x in values)
+        text = (
+            f"mean IoU {scores['mean_iou']:.4f}, accuracy {scores['accuracy']:.4f}, loss "
+            f"{result.loss:.4f}"
         )
-        if len(names) <= MAX_PRINTED_CLASSES:
-            each = zip(names, scores["iou"], strict=True)
-            texts = (f"{name} {'–' if iou is None else f'{iou:.4f}'}" for name, iou in each)
-            sentence += f"; IoU {', '.join(texts)}"
-        return sentence + f"; {result.seconds:.1f} s" + "; the best so far" * best
+        if len(names) > MAX_PRINTED_CLASSES:
+            return text
+        each = zip(names, scores["iou"], strict=True)
+        texts = (f"{name} {'–' if iou is None else f'{iou:.4f}'}" for name, iou in each)
+        return f"{text}; IoU {', '.join(texts)}"
 
     def has_validation(self, step: int) -> bool:
         """Whether the tables hold a validation after `step` steps."""

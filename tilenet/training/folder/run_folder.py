@@ -67,7 +67,6 @@ class RunFolder:
     ) -> None:
         self.path = path
         self._terms, self._keep = terms or {}, keep
-        self.history = path / TABLES[0]
         self._write = write
         self._resumed: Path | None = None
         self._broken: tuple[BrokenCheckpoint, ...] = ()
@@ -96,15 +95,15 @@ class RunFolder:
         watchdog.arm("the look into the run's folder", SLOW)
         with agreed(comm):
             checkpoint = self.prepare(resume=resume, overwrite=overwrite)
-        for warning in self.go_on_from(comm.bcast(checkpoint)):
-            say(warning)
+        self._resumed = comm.bcast(checkpoint)
+        for broken in self._broken:
+            say(f"{broken.path} is broken ({broken.wrong}): the run goes on from {self._resumed}")
 
     def prepare(self, *, resume: bool, overwrite: bool) -> Path | None:
         """Make the folder, lock it, and decide whether to begin or to resume. Deletes nothing.
 
         Returns:
-            On the rank that writes, the checkpoint to resume from, for `go_on_from` on all ranks:
-            only that rank verifies checkpoints.
+            On the rank that writes, the checkpoint to resume from: only that rank verifies them.
 
         Raises:
             TilenetError: Another job writes to the folder, it holds a run and neither `resume` nor
@@ -119,7 +118,7 @@ class RunFolder:
             probe.touch()
             probe.unlink()
             self._lock = Lock(self.path / ".lock", f"the run's folder {self.path}")
-            holds_run = self.history.exists() or os.path.lexists(self.path / "last")
+            holds_run = (self.path / TABLES[0]).exists() or os.path.lexists(self.path / "last")
         except OSError as error:
             raise TilenetError(
                 f"output must be a folder that can be written ({self.path}: {error.strerror}); "
@@ -136,12 +135,6 @@ class RunFolder:
         newest = newest_whole(self.path)
         self._broken = newest.broken
         return newest.checkpoint
-
-    def go_on_from(self, checkpoint: Path | None) -> list[str]:
-        """Set the checkpoint to resume from (None: begin); return sentences on broken ones."""
-        self._resumed = checkpoint
-        notice = f"the run goes on from {checkpoint}"
-        return [f"{broken.path} is broken ({broken.wrong}): {notice}" for broken in self._broken]
 
     def begin(self, *, scalars: bool = False) -> None:
         """Delete the files of an earlier run; call it once the new run cannot be refused any more.

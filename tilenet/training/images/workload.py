@@ -90,11 +90,7 @@ class RankWork:
         # Images that are turned in later steps have tiles of other shapes.
         turns = self._schedule.symmetries
         sizes = {turn.size(*sample.size) for sample in samples for turn in turns}
-        tilings = [self._tiling(*size) for size in sizes]
-        tiles = [
-            (max(span.read for span in tiling.rows), max(span.read for span in tiling.cols))
-            for tiling in tilings
-        ]
+        tiles = [self._tiling(*size).largest_read for size in sizes]
         together = self._stacks(self._tiles(samples))
         return Load(
             tile=max(tiles, key=prod, default=(1, 1)),

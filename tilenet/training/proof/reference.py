@@ -14,7 +14,7 @@ from tilenet.geometry.layers import Layer
 from tilenet.geometry.tiles import Tiling
 from tilenet.model.dropout import KeyedDropout
 from tilenet.model.network import Network
-from tilenet.parallel.proof import largest, with_zeros
+from tilenet.parallel.proof import largest, scale_of, with_zeros
 
 FAR = 2.0**20  # factor of the pixels that a tile does not read
 
@@ -167,10 +167,6 @@ def _answer_of_list(
 ) -> Answer:
     network = without_dropout(adopted.network(dtype).to(device).train())
     return _answer(network, problem, adopted.names.values(), adopted.names)
-
-
-def scale_of(tensors: Any) -> float:
-    return max(max((float(tensor.abs().max()) for tensor in tensors), default=0.0), 1e-30)
 
 
 def without_dropout(network: Network) -> Network:

@@ -20,6 +20,7 @@ from tilenet.parallel.proof import (
     proof_precision,
     say_or_refuse,
     say_why_not,
+    scale_of,
 )
 from tilenet.parallel.ranks.layout import RunDevices
 from tilenet.parallel.ranks.share import share_tensors
@@ -42,7 +43,6 @@ from tilenet.training.proof.reference import (
     own_rounding,
     random_problem,
     rounding_of,
-    scale_of,
 )
 from tilenet.training.proof.tiles import run_tiles
 from tilenet.training.setup.run_plan import RunPlan

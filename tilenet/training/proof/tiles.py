@@ -14,11 +14,11 @@ from tilenet.parallel.exchange.halo import part_of
 from tilenet.parallel.exchange.swept_training import SweptPipe
 from tilenet.parallel.pipeline.flow import MicroBatch
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.parallel.proof import largest
+from tilenet.parallel.proof import largest, scale_of
 from tilenet.planning.mesh import tiles_of
 from tilenet.planning.micro_batches import mini_batch_sizes, stacks
 from tilenet.training.network import RunNetwork
-from tilenet.training.proof.reference import Problem, scale_of, without_dropout
+from tilenet.training.proof.reference import Problem, without_dropout
 from tilenet.training.setup.run_plan import RunPlan
 
 

@@ -89,8 +89,7 @@ def check_tiles(
     if grid_asked:  # a grid that cannot be had is refused, not made coarser
         cut(*size, plan.uncut or plan.requested, plan.rule)
     tiling, layers = plan.tiling(*size), plan.record.layers
-    height = max(span.read for span in tiling.rows)
-    width = max(span.read for span in tiling.cols)
+    height, width = tiling.largest_read
     if min(output_size(layers, height), output_size(layers, width)) < 1:
         raise TilenetError(
             f"a tile must leave every pooling something (tile: {height} × {width} px, "

@@ -93,10 +93,8 @@ def _ranks_of_an_image(run: RunFile) -> tuple[int | None, int | None]:
 def _balance(run: RunFile, plan: RunPlan, size: tuple[int, int]) -> tuple[int, ...]:
     """Layers per partition: as the run file says, or the fastest for the largest tile."""
     layers, read = plan.record.layers, plan.tiling(*size).tiles[0].read
-    size, together = (
-        (read.height, read.width),
-        {} if plan.adopted is None else plan.adopted.together,
-    )
+    together = {} if plan.adopted is None else plan.adopted.together
+    size = read.height, read.width
     balance = run.balance or likely_balance(layers, size, run.num_partitions, together)
     check_balance(balance, len(layers), run.num_partitions, together)
     return tuple(balance)

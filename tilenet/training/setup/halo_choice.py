@@ -42,12 +42,8 @@ def choose_halo_mode(
         return HaloChoice(overlap, f"ranks cannot exchange halos here: {error}")
     sizes = tiled_sizes([size for _, size in shapes], run.crop_px, rotations=False)
     largest = max(sizes, key=prod)
-    tilings = [plan.tiling(*largest) for plan in (overlap, exchange)]
     # A step takes as long as the rank that computes most.
-    most = [
-        max(span.read for span in tiling.rows) * max(span.read for span in tiling.cols)
-        for tiling in tilings
-    ]
+    most = [prod(plan.tiling(*largest).largest_read) for plan in (overlap, exchange)]
     if most[1] >= most[0]:
         return HaloChoice(overlap, "a rank that exchanges halos would compute no less")
     more = f"a tile that overlaps would compute {most[0] / most[1]:.2f} times as much"

@@ -74,7 +74,7 @@ def most_together(
     tiling = plan.tiling(side, side)
     tiles, images = most_tiles(plan.mesh, tiling.grid), -(-crops // plan.mesh.replicas)
     count, each = most_micro_batches(layers, tiles, images), most_stacked(layers, tiles, 1)
-    rows, cols = max(span.read for span in tiling.rows), max(span.read for span in tiling.cols)
+    rows, cols = tiling.largest_read
 
     def fits(together: int) -> bool:
         batch, at_once = together * each, min(plan.micro_batches, -(-count // together))
