@@ -111,4 +111,5 @@ def _find_largest(values: Tensor, where: AveragedOver, comm: Intracomm | None) -
     """The largest of samples' values (B, C) over their images and the ranks, (B, C)."""
     images = upload(torch.tensor(where.cells.images), values.device)
     empty = values.new_full((max(where.cells.images) + 1, values.shape[1]), -torch.inf)
-    return find_largest_over(comm, empty.index_reduce(0, images, values, "amax"))[images]
+    largest = empty.scatter_reduce(0, images[:, None].expand_as(values), values, "amax")
+    return find_largest_over(comm, largest)[images]
