@@ -112,7 +112,7 @@ def test_the_planners_limit_counts_on_its_own_machine() -> None:
         TilenetError, match=r"\(planned: 8, devices of each: 1, per node of summit: 6"
     ):
         place(more, machine("summit"))
-    assert place(replace(more, mesh=(1, 2, 3)), machine("summit")).nodes == 1
+    assert place(replace(more, num_ranks=6), machine("summit")).nodes == 1
 
 
 def test_the_layout_has_a_line_per_kind_of_node() -> None:

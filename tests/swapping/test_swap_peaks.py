@@ -17,6 +17,7 @@ from tilenet.parallel.pipeline.host_store import HostStore
 from tilenet.parallel.swap.host_pool import FileSlabs
 from tilenet.parallel.swap.swap_in_forward import SwapInForward
 from tilenet.parallel.swap.swapper import Swapper
+from tilenet.planning.balance import blocks_of
 from tilenet.planning.memory.layer import layer_bytes
 from tilenet.planning.memory.layer_cost import LayerBytes
 from tilenet.planning.swap.layers import saving_layers
@@ -75,7 +76,7 @@ def test_a_store_moves_the_bytes_that_were_planned(tmp_path: Path, seed: int) ->
     plan = slow
     _, moved = measured(case, plan, tmp_path)
     assert moved == plan.swapped_bytes > 0
-    for part, edge in zip(plan.partitions, demand.blocks, strict=True):
+    for part, edge in zip(plan.partitions, blocks_of(demand.balance), strict=True):
         forward_s = sum(time.forward_s for time in known.times[slice(*edge)])
         out_s = part.swapped_bytes / case["micro_batches"] / 1e3
         assert part.forward_s >= out_s - forward_s

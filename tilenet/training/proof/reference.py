@@ -146,8 +146,7 @@ def own_rounding(adopted: Adopted, problem: Problem, answer: Answer) -> tuple[fl
     """Difference made by rounding the image, in float64, as `Difference.apart`."""
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(problem.random.shape, generator=generator, dtype=torch.float64)
-    noise *= 1e-15 * problem.images.abs().clamp(min=1)
-    noisy = replace(problem, random=problem.images + noise, zeros=False)
+    noisy = replace(problem, random=problem.random * (1 + 1e-15 * noise))
     return _apart(_answer_of_list(adopted, noisy, torch.float64, torch.device("cpu")), answer)
 
 
