@@ -431,6 +431,9 @@ CASES = {
         lambda m, x: m.one(x)[..., 1:, 2:], "rows and columns are treated", one=nn.Conv2d(4, 2, 1)
     ),
     "shifted": around(lambda m, x: x + F.pad(x, [1, -1, 1, -1])),
+    "shifted and rectified": around(
+        lambda m, x: m.one(F.relu(F.pad(x, [1, -1, 1, -1]))), one=nn.Conv2d(4, 2, 3, padding=1)
+    ),
     "zeros above": around(
         lambda m, x: m.one(x) + F.pad(x[..., 1:, 1:], [1, 0, 1, 0]), one=nn.Conv2d(4, 4, 1)
     ),
@@ -445,6 +448,10 @@ CASES = {
     ),
     "cells as channels": around(
         lambda m, x: F.pixel_shuffle(m.one(F.pixel_unshuffle(x, 2)), 2),
+        one=nn.Conv2d(16, 8, 3, padding=1),
+    ),
+    "rectified cells as channels": around(
+        lambda m, x: F.pixel_shuffle(m.one(F.leaky_relu(F.pixel_unshuffle(x, 2))), 2),
         one=nn.Conv2d(16, 8, 3, padding=1),
     ),
     "blocks of cells": around(

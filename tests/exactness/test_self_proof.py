@@ -14,6 +14,7 @@ from test_adopted_runs import CLASSES, SIZE, keys_of
 from test_same_as_whole_image import run_file, scenes_of
 from torch import Tensor, nn
 
+from tilenet.adoption.adopt import adopt
 from tilenet.errors import AgreedError
 from tilenet.library.whole_run import train
 from tilenet.mapping import map_source
@@ -24,6 +25,7 @@ from tilenet.planning import small_image
 from tilenet.training.config.keys import MeshKeys, NetworkKeys, TileKeys
 from tilenet.training.config.run_file import RunFile
 from tilenet.training.proof import run as run_proof
+from tilenet.training.proof.alone import prove_over_tiles
 from tilenet.training.setup import tile_rule
 
 pytestmark = pytest.mark.ranks(2, (1, 4))
@@ -310,3 +312,25 @@ def test_proofs_have_zeros_where_a_network_has_values_there(
     with pytest.raises(AgreedError, match=words):  # of the scene, which has zeros
         predict(asked, comm)
     assert "proved on 1 × 2 ranks, exchange: logits " in said_of(capfd, comm)
+
+
+class Logarithm(nn.Module):
+    """Frozen batch norm over a logarithm, which is infinite at zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 2, 3, padding=1, bias=False), nn.BatchNorm2d(2)
+        nn.init.normal_(self.norm.running_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.conv(x.abs().log()))
+        return y
+
+
+@pytest.mark.ranks(1)
+def test_frozen_norms_stay_frozen_where_zeros_have_no_value(comm: MPI.Intracomm) -> None:
+    module = Logarithm()
+    module.norm.eval()
+    for proof in prove_over_tiles(module, adopt(module, 3, "step"), "step", comm):
+        assert proof.differences
+        assert all(difference.apart < 1e-12 for difference in proof.differences)

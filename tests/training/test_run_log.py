@@ -97,8 +97,12 @@ def test_the_best_is_found_again(
     of_kept, of_lost = (
         f"{values[step].score(score):.4f} after step {step}" for step in (left[0], wanted[0])
     )
-    said = f"no checkpoint any more ({score}: {of_lost}; the best with one: {of_kept}), so best"
+    said = f"no checkpoint any more ({score}: {of_lost}; the best with one: {of_kept}, to which "
     assert capsys.readouterr().err.count(said) == 1
+    for checkpoint_of_step in (tmp_path / "checkpoints").iterdir():
+        checkpoint_of_step.rmdir()
+    assert RunLog(tmp_path, CLASSES, score, 4).best() is None
+    assert f"({score}: {of_lost}; none has one); keep" in capsys.readouterr().err
 
 
 def test_a_loss_that_is_no_number_is_left_out_and_never_the_best(tmp_path: Path) -> None:

@@ -195,11 +195,13 @@ class RunLog:
             else:
                 lost = _better_of(name, lost, (step, value))
         if lost is not None and _better_of(name, best, lost) == lost:
-            left = "none" if best is None else f"{best[1]:.4f} after step {best[0]}"
+            left = "none has one"
+            if best is not None:
+                left = f"the best with one: {best[1]:.4f} after step {best[0]}, to which best links"
             say(
                 f"the best validation has no checkpoint any more ({name}: {lost[1]:.4f} after step "
-                f"{lost[0]}; the best with one: {left}), so best links to that; keep "
-                "validation.score as the run began, or start over with --overwrite"
+                f"{lost[0]}; {left}); keep validation.score as the run began, or start over with "
+                "--overwrite"
             )
         return best
 

@@ -99,39 +99,42 @@ def answer_of_module(
     Args:
         module: The module, which this changes; None: the list of layers answers instead.
     """
-    try:
-        answer = _answer_in_float64(module, adopted, batch_norm, problem)
-    except Exception as error:  # a user's forward may raise anything on an image this small
-        height, width = problem.tiling.extended
-        return None, (
-            f"{adopted.name} cannot take {height} × {width} px in float64 "
-            f"({type(error).__name__}: {one_line(str(error))[:200]})"
-        )
-    if answer.logits.shape != problem.weights.shape:
-        return None, f"{adopted.name} gives a map of the shape {tuple(answer.logits.shape)}"
-    if all(bool(values.isfinite().all()) for values in (answer.logits, *answer.gradients.values())):
-        return answer, ""
-    if problem.zeros:
-        return answer_of_module(module, adopted, batch_norm, replace(problem, zeros=False))
+    norms = [] if module is None or batch_norm != "step" else _trained_norms(module)
+    for zeros in (True, False)[not problem.zeros :]:
+        problem = replace(problem, zeros=zeros)
+        try:
+            answer = _answer_in_float64(module, adopted, norms, problem)
+        except Exception as error:  # a user's forward may raise anything on an image this small
+            height, width = problem.tiling.extended
+            return None, (
+                f"{adopted.name} cannot take {height} × {width} px in float64 "
+                f"({type(error).__name__}: {one_line(str(error))[:200]})"
+            )
+        if answer.logits.shape != problem.weights.shape:
+            return None, f"{adopted.name} gives a map of the shape {tuple(answer.logits.shape)}"
+        if all(bool(t.isfinite().all()) for t in (answer.logits, *answer.gradients.values())):
+            return answer, ""
     return None, f"{adopted.name} gives values without end"
 
 
+def _trained_norms(module: nn.Module) -> list[nn.Module]:
+    """Batch norms that take statistics of the step; all, of a module in evaluation."""
+    modes = {part.training for part in module.modules()}
+    return [
+        part
+        for part in module.modules()
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or len(modes) == 1)
+    ]
+
+
 def _answer_in_float64(
-    module: nn.Module | None, adopted: Adopted, batch_norm: str | None, problem: Problem
+    module: nn.Module | None, adopted: Adopted, norms: Sequence[nn.Module], problem: Problem
 ) -> Answer:
     if module is None:
         return _answer_of_list(adopted, problem, torch.float64, torch.device("cpu"))
-    training = {part.training for part in module.modules()}
-    norms = [
-        part
-        for part in module.modules()
-        if isinstance(part, nn.modules.batchnorm._BatchNorm)
-        and (part.training or len(training) == 1)
-    ]
     module = module.cpu().double().eval()
-    if batch_norm == "step":
-        for part in norms:
-            part.train()
+    for part in norms:
+        part.train()
     return _answer(module, problem, adopted.names.values())
 
 
