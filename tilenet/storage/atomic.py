@@ -47,9 +47,10 @@ def aside(path: Path) -> Iterator[Path]:
     try:
         yield part
         put(part, path)
-    finally:
+    except BaseException:  # after a success the file may be that of another writer
         with suppress(OSError):  # the file system may have become read-only
             part.unlink(missing_ok=True)
+        raise
 
 
 def write_aside(text: str, path: Path, what: str, *, executable: bool = False) -> None:
