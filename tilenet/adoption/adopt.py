@@ -1,7 +1,9 @@
 """Turn a user module into a list of layers, and prove that the list is the same network."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from threading import RLock
 from typing import Literal
 
 import torch
@@ -135,6 +137,20 @@ class Adopted:
         return {**self.state, **trained, **twins}
 
 
+@contextmanager
+def own_settings() -> Iterator[None]:
+    """Record gradients, and make tensors on the CPU where none is named, whatever a program set."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.enable_grad())
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield
+
+
+ONE_AT_A_TIME = RLock()  # random numbers, and what torch prints while it exports, are the process's
+
+
 def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -> Adopted:
     """Turn a network into a list of layers that gives one result on any tiles and ranks.
 
@@ -158,7 +174,7 @@ def adopt(module: nn.Module, bands: int, batch_norm: BatchNormMode = "frozen") -
     if bands < 1:
         raise TilenetError(f"an image has at least one band (bands: {bands})")
     alone = torch.random.fork_rng(devices=[])  # a program's own random numbers stay the same
-    with alone, torch.inference_mode(mode=False), torch.enable_grad():
+    with ONE_AT_A_TIME, alone, own_settings():
         mine = copied(module)
         layers, names = _recorded(mine, bands, batch_norm)
         try:

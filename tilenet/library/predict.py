@@ -1,6 +1,7 @@
 """`tilenet.predict`: a map of a file or of an array, by a run, a checkpoint or a module."""
 
 import copy
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tilenet.adoption.adopt import Adopted, adopt
+from tilenet.adoption.adopt import Adopted, adopt, own_settings
 from tilenet.adoption.opaque import take_as_it_is
 from tilenet.data.rasters.raster import Raster
-from tilenet.errors import TilenetError
+from tilenet.errors import TilenetError, one_line
 from tilenet.library.names import check_names
 from tilenet.library.run import Run
 from tilenet.mapping.predict import predict as predict_file
@@ -151,8 +152,9 @@ def _predicted(
     comm: Intracomm,
 ) -> Any:
     """Map with the network that `source` returns for the image's path. Collective."""
-    image_text = image if isinstance(image, str | os.PathLike) else np.shape(image)
-    check_alike(comm, str(image_text), str(out), repr(sorted(options.items())))
+    with agreed(comm):
+        image_text = _text_of(image)
+    check_alike(comm, image_text, str(out), repr(sorted(options.items())))
     with ExitStack() as stack:
         with agreed(comm):
             check_names(options, [part.name for part in fields(Prediction)][3:], "predict")
@@ -164,11 +166,35 @@ def _predicted(
             name: tuple(options[name]) for name in LIST_OPTIONS if options.get(name) is not None
         }
         out_path = None if out is None else os.fspath(out)
-        with handlers_come_back():
+        with handlers_come_back(), own_settings():
             facts = predict_file(Prediction(source(path), path, out_path, **options), comm)
     if out_path is not None:
         return Map(out_path, facts, finished=not facts["stopped"])
     return _shared(facts.get("values"), comm)
+
+
+def _text_of(image: Any) -> str:
+    """The path of a raster, or what an array is and holds."""
+    if isinstance(image, str | os.PathLike):
+        return str(image)
+    values = _array_of(image)
+    digest = hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=8).hexdigest()
+    return f"an array {values.shape} of {values.dtype}, {digest}"
+
+
+def _array_of(image: Any) -> NDArray[Any]:
+    try:
+        values = np.asarray(image)
+        valid = values.ndim == 3 and 0 not in values.shape and values.dtype.kind in "uif"
+        text = f"shape: {values.shape}, dtype: {values.dtype}"
+    except (TypeError, ValueError, RuntimeError) as error:  # as of a tensor that needs gradients
+        valid, text = False, one_line(str(error))
+    if not valid:
+        raise TilenetError(
+            f"an image is an array (bands, H, W) of real numbers ({text}); give one, or the path "
+            "of a file"
+        )
+    return values
 
 
 def _refuse_for_checkpoints(options: dict[str, Any]) -> None:
@@ -185,14 +211,9 @@ def _file_of(image: Any) -> Iterator[str]:
     if isinstance(image, np.ma.MaskedArray):  # as rasterio reads with masked=True
         exact = np.float32 if np.can_cast(image.dtype, np.float32) else np.float64
         image = np.ma.filled(image.astype(exact), np.nan)
-    values = np.asarray(image)
-    if values.ndim != 3 or 0 in values.shape or values.dtype.kind not in "uif":
-        raise TilenetError(
-            f"an image is an array (bands, H, W) of real numbers (shape: {values.shape}, dtype: "
-            f"{values.dtype}); give one, or the path of a file"
-        )
-    if values.dtype == np.float16:  # GDAL has no such dtype
-        values = values.astype(np.float32)
+    values = _array_of(image)
+    if values.dtype == np.float16 or values.dtype.itemsize > 8:  # GDAL has no such dtypes
+        values = values.astype(np.float32 if values.dtype == np.float16 else np.float64)
     count, height, width = values.shape
     form = {"driver": "GTiff", "count": count, "dtype": values.dtype.name, "tiled": True}
     form["photometric"] = "MINISBLACK"  # or else GDAL takes the fourth band of uint8 for alpha

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tilenet.errors import TilenetError
 from tilenet.storage.checkpoints import WEIGHTS, load_tensors
 from tilenet.storage.tables import read_run_table
 from tilenet.storage.whole_checkpoint import checked_checkpoint
@@ -27,14 +28,18 @@ class Run:
     """
 
     def __init__(self, folder: str | Path, *, finished: bool = True) -> None:
-        self.folder, self.finished = Path(folder), finished
+        self.folder, self.finished = Path(folder).absolute(), finished
 
     def __fspath__(self) -> str:
         return str(self.folder)
 
     @property
     def history(self) -> Columns:
-        """Columns of `history.csv`, float64 of one length: `step`, `loss`, `seconds` and more."""
+        """Columns of `history.csv`, float64 of one length: `step`, `loss`, `seconds` and more.
+
+        Raises:
+            TilenetError: The run's folder is not there.
+        """
         return self._columns("history.csv")
 
     @property
@@ -56,6 +61,8 @@ class Run:
     @property
     def facts(self) -> dict[str, str]:
         """Names and values that describe the run in a line or a table."""
+        if not self.folder.is_dir():
+            return {"folder": f"{self.folder}, which is not there"}
         history, validation = self.history, self.validation
         facts = {"folder": str(self.folder), "steps": str(len(history.get("step", ())))}
         if "loss" in history:
@@ -78,5 +85,9 @@ class Run:
         return f"<table>{''.join(cells)}</table>"
 
     def _columns(self, name: str) -> Columns:
+        if not self.folder.is_dir():
+            raise TilenetError(
+                f"a run is read from its folder ({self.folder} is none); give its own"
+            )
         table = read_run_table(self.folder / name)
         return {} if table is None else table.columns

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from tilenet.adoption.adopt import own_settings
 from tilenet.errors import AgreedError, TilenetError, UsageError
 from tilenet.library.network import network_keys
 from tilenet.library.run import Run
@@ -77,7 +78,7 @@ def train(
     run, _ = read_once(read, comm, listed_keys, type(net).__name__, flags)
     hooks = {"on_step": on_step, "on_validation": on_validation}
     callbacks = Callbacks(**{name: hook for name, hook in hooks.items() if hook is not None})
-    with handlers_come_back():
+    with handlers_come_back(), own_settings():
         code = train_run(
             run, resume=resume, overwrite=overwrite, comm=comm, module=module, callbacks=callbacks
         )

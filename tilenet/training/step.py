@@ -94,6 +94,7 @@ class Step:
         self.running = RunningStatistics(self.pipe.network, comm)
         self._peak_bytes, self._read_seconds = 0, 0.0
 
+    @torch.enable_grad()  # a callback may have switched it off
     def take(
         self,
         step: int,

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 from types import FrameType
 
 # What batch systems send before they kill: Slurm SIGTERM (preemption, cancel) or what --signal
@@ -12,6 +13,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 class StopRequests:
     """Catches signals while it is entered; afterwards they are ignored, unless an error is raised.
+
+    In a program's other threads than the main one it catches none: Python allows that there alone.
 
     Job scripts repeat them every second, and a process that one kills while it ends looks like a
     crash. Python keeps ignoring them while it ends, and would no longer catch them. Programs that
@@ -25,12 +28,14 @@ class StopRequests:
     def __init__(self) -> None:
         self.requested = False
         self.agreed = False
+        self._numbers: tuple[signal.Signals, ...] = ()
         self._before: list[object] = []
         self._last = 0  # number of the last signal
         self._released = False
 
     def __enter__(self) -> "StopRequests":
-        self._before = [signal.signal(number, self._catch) for number in SIGNALS]
+        self._numbers = SIGNALS if current_thread() is main_thread() else ()
+        self._before = [signal.signal(number, self._catch) for number in self._numbers]
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
@@ -39,7 +44,7 @@ class StopRequests:
         if kind is not None and not self.agreed:
             self._restore()
             return
-        for number in SIGNALS:
+        for number in self._numbers:
             signal.signal(number, signal.SIG_IGN)
 
     def release(self) -> None:
@@ -50,7 +55,7 @@ class StopRequests:
             signal.raise_signal(self._last)
 
     def _restore(self) -> None:
-        for number, before in zip(SIGNALS, self._before, strict=True):
+        for number, before in zip(self._numbers, self._before, strict=True):
             signal.signal(number, before)  # type: ignore[arg-type]
 
     def _catch(self, number: int, frame: FrameType | None) -> None:

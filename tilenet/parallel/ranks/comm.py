@@ -19,7 +19,9 @@ POLL_SECONDS = 0.02
 
 
 def world() -> Intracomm:
-    """All ranks of the job; starts MPI on the first call. Collective.
+    """All ranks of the job, whose messages meet none of the program's own. Collective.
+
+    The first call starts MPI.
 
     Raises:
         TilenetError: The launcher started several tasks, but MPI sees one: each would train alone.
@@ -36,17 +38,17 @@ def world() -> Intracomm:
                     "(--mpi=pmi2 for mpich, --mpi=pmix for Open MPI) or use the mpiexec that came "
                     "with it"
                 )
-    _begin_once()
-    return MPI.COMM_WORLD
+    return _begin_once()
 
 
 @cache
-def _begin_once() -> None:
+def _begin_once() -> Intracomm:
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.rank == 0:
         say_started()
     unname_shared_memory(MPI.COMM_WORLD)
+    return MPI.COMM_WORLD.Dup()
 
 
 def threads_may_call(comm: Comm) -> bool:
