@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -32,7 +32,14 @@ NUMBERS = {
 }
 CLEAN_S = 60  # seconds in which nodes delete what was staged; a dead one holds no job up
 AGAIN = -1  # in place of an exit code: the job comes again
-COPY = 'rm -rf "$1" && mkdir -p "$1" && cp -rpL --parents "${@:2}" "$1"'  # on the nodes
+# On the nodes; what killed jobs left goes after 7 days, where no rank of a longer job works in it
+COPY = """
+rm -rf "$1" && mkdir -p "$1" || exit 1
+find "${1%/*}" -maxdepth 1 -name "tilenet-staged-*" -mtime +6 -print0 | while read -rd "" old; do
+    readlink /proc/[0-9]*/cwd | grep -qF "${old##*/}" || rm -rf "$old"
+done
+cp -rpL --parents "${@:2}" "$1" && touch "$1" # a copy of . gives it the time of .
+"""
 # Once per node and archive, also when two jobs of a user share a node or a job comes again
 UNPACK = """
 mkdir -p "${2%/*}" && exec 9>"$2.lock" && flock 9 && if [ ! -e "$2/.whole" ]; then
@@ -65,8 +72,7 @@ def main(arguments: list[str]) -> int:
                 "a job must train, or make a map (run: none, image: none); give RUN or IMAGE"
             )
         queue = Slurm() if options.scheduler == "slurm" else Queue()
-        code = _Job(options, arguments[at + 1 :], stop, queue).run()
-        return queue.come_again(stop) if code == AGAIN else code
+        return _Job(options, arguments[at + 1 :], stop, queue).run()
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         sentence = TilenetError(
@@ -108,26 +114,36 @@ class _Job:
         self.output = self.output.resolve()
         self.plan, self.program = os.path.realpath(options.plan), shlex.split(options.program)
         self.steps = Steps(launch, self.output, os.getcwd(), stop)
-        self.once_per_node: Sequence[str] = shlex.split(options.once_per_node)
-        self.step = self.steps.attempts
+        self.once_per_node = shlex.split(options.once_per_node)
+        self.step, self.lives = self.steps.attempts, None
         if options.nodes:
             lives = Lives(self.steps, self.plan, self.program, self.once_per_node, options.nodes)
-            self.plan, self.once_per_node, self.step = lives.plan, lives.once_per_node, lives.run
+            self.plan, self.step, self.lives = lives.plan, lives.run, lives
 
     def run(self) -> int:
-        """The job's exit code, or AGAIN."""
+        """The job's exit code."""
         if self.options.packed:
             self._unpack()
-        if self.options.stage:
+        if not self.options.stage:
+            return self._run_steps()
+        self.steps.folder = folder = self._name_folder()
+        try:
             self._copy()
+            return self._run_steps()
+        finally:
+            with suppress(subprocess.TimeoutExpired, OSError):
+                self._run_on_nodes("rm", "-rf", folder, timeout=CLEAN_S)
+
+    def _run_steps(self) -> int:
         code = self._train() if self.options.run else None
         if code is None and self.options.image:
             code = self._map()
-        if self.options.stage:
-            with suppress(subprocess.TimeoutExpired):
-                clean = [*self.once_per_node, "rm", "-rf", self.steps.folder]
-                subprocess.run(clean, check=False, timeout=CLEAN_S)
-        return code or 0
+        return self.queue.come_again(self.stop) if code == AGAIN else code or 0
+
+    def _run_on_nodes(self, *line: str, timeout: float | None = None) -> int:
+        """Run a command on each node of the job, of those that are left where some died."""
+        launch = self.lives.once_per_node if self.lives else self.once_per_node
+        return subprocess.run([*launch, *line], check=False, timeout=timeout).returncode
 
     def _storage(self) -> str:
         """The user's folder on each node's own disk."""
@@ -145,21 +161,22 @@ class _Job:
         folder = f"{self._storage()}/tilenet-{os.stat(archive).st_mtime_ns:x}"
         programs = ["python", *(["tilenet"] if self.program[0] == "tilenet" else [])]
         unpack = ["bash", "-c", UNPACK, "unpack", archive, folder, *programs]
-        if subprocess.run([*self.once_per_node, *unpack], check=False).returncode:
+        if self._run_on_nodes(*unpack):
             raise TilenetError(
                 f"the environment must be unpacked on the nodes ({archive} in {folder}); what "
                 "stands above must be mended, or the job started with PACKED= in its environment"
             )
         os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
 
-    def _copy(self) -> None:
+    def _name_folder(self) -> str:
         # A folder of its own: patterns of images would find those of another job, which may have
         # the same output.
         number = os.environ.get(NUMBERS.get(self.options.scheduler, ""), os.getpid())
         job = sha256(os.fsencode(f"{self.output} {number}")).hexdigest()[:12]
-        self.steps.folder = f"{self._storage()}/tilenet-staged-{job}"
-        copy = ["bash", "-c", COPY, "copy", self.steps.folder, *self.options.stage]
-        if subprocess.run([*self.once_per_node, *copy], check=False).returncode:
+        return f"{self._storage()}/tilenet-staged-{job}"
+
+    def _copy(self) -> None:
+        if self._run_on_nodes("bash", "-c", COPY, "copy", self.steps.folder, *self.options.stage):
             raise TilenetError(
                 f"files must reach the nodes' storage ({self.steps.folder}); what cp says above "
                 "must be mended"

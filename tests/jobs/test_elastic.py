@@ -25,7 +25,7 @@ esac""",
 "show job") echo " JobState=RUNNING " ;;
 *) echo "$@" >>"$HERE/log"; kill "$PPID" ;;
 esac""",
-    # -w NAME… of a probe or a watch; else it is a step
+    # -w NAME… of a probe or a watch; else it is a step, or copies files or deletes them
     "srun": """words="$*"
 names=${words##*-w }
 names=${names%% *}
@@ -34,8 +34,9 @@ case $words in *--overlap*)
     [[ $words != *"-J watch"* ]] || echo "watch on $names" >>"$HERE/log"
     exit ;;
 esac
+words=${words%% bash *}
 echo "srun ${words%% /*}" >>"$HERE/log"
-while [[ "$1" != *python* ]]; do shift; done
+while [[ "$1" != *python* && "$1" != bash && "$1" != rm ]]; do shift; done
 SLURM_PROCID=0 "$@" """,
     "tilenet": f"""if [ "$1" = batch ]; then exec {sys.executable} -c '
 import sys, time
@@ -56,6 +57,7 @@ grep -q '"tilenet_plan": 1' "$3" || { echo "tilenet: $3 must be a plan" >&2; exi
 echo "for $5" >"$7" """,
 }
 LIMIT_S = 120
+ALL = "3 -n 6 -w n1,n2,n3"
 
 
 @pytest.fixture
@@ -123,7 +125,13 @@ def test_nodes_and_ranks_leave_the_line() -> None:
     ],
 )
 def test_it_goes_on_with_the_nodes_that_are_left(folder: Path, also: str) -> None:
-    """The plan that train gets is for those; the user's own stays as it is."""
+    """The plan that train gets is for those; the user's own stays as it is.
+
+    What was staged is deleted on them: a step on a dead node would wait.
+    """
+    text = (folder / "job.sh").read_text()
+    staged = text.replace("STAGE=()", "STAGE=(run.yaml)").replace("=/tmp", f"={folder}/disk")
+    (folder / "job.sh").write_text(staged)
     before = (folder / "plan.json").read_bytes()
     dies = f"""if [ -e "$HERE/died" ]; then exit 0; fi
 touch "$HERE/died" "$HERE/{also}"
@@ -131,7 +139,9 @@ printf 'n1\\nn3\\n' >"$HERE/alive"
 exit 137
 """
     code, said, log = run(folder, dies)
-    assert (code, starts(log)) == (0, ["3 -n 6 -w n1,n2,n3", "2 -n 4 -w n1,n3"]), said
+    copies, deletes = "3 -n 3 -w n1,n2,n3", "2 -n 2 -w n1,n3 rm -rf"
+    assert (code, starts(log)) == (0, [copies, ALL, "2 -n 4 -w n1,n3", deletes]), said
+    assert not list(folder.glob("disk/*/*"))
     plans = [line for line in log if line.startswith("tilenet plan")]
     assert [line.split()[-3] for line in plans] == ["3", "2"]
     assert [line for line in log if "train" in line] == [
@@ -142,7 +152,6 @@ exit 137
     assert said.splitlines()[-1] == "train: finished"
 
 
-ALL = "3 -n 6 -w n1,n2,n3"
 HELD = """printf 'n1\\nn3\\n' >"$HERE/alive"
 echo "7.4 bash" >>"$HERE/steps"
 exit 137

@@ -1,15 +1,19 @@
 """What a job script's program decides, and how it comes again, without any ranks."""
 
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from launch.batch import AGAIN, ending, main
 from launch.lives import holds_step, in_order
-from launch.queues import preempted, requeues
+from launch.queues import Queue, preempted, requeues
 from launch.rank import status_of
-from launch.steps import Outcome, outcome, starts_again
+from launch.steps import Outcome, Steps, outcome, starts_again
 from launch.stop_signals import StopSignals
 
 RUNS = "JobId=7 JobName=x JobState=RUNNING Reason=None PreemptTime=None "
@@ -143,21 +147,31 @@ def test_what_cannot_run_is_one_sentence(
         assert "Errno" not in error
 
 
-def test_jobs_of_one_output_stage_in_folders_of_their_own_and_delete_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options of LSF's job 7, which stages; its ranks log their folder and what lies there."""
     monkeypatch.setattr(StopSignals, "listen", lambda self: None)
     monkeypatch.chdir(tmp_path)
     Path("i.tif").write_text("pixels")
-    program = "sh -c 'pwd >> $LOG; ls >> $LOG; touch $TILENET_STARTED; exit $CODE'"
+    for name, value in (("LOG", f"{tmp_path}/log"), ("CODE", "0"), ("LSB_JOBID", "7")):
+        monkeypatch.setenv(name, value)
+    program = "sh -c 'pwd >> $LOG; ls >> $LOG; touch $TILENET_STARTED; eval $ALSO; exit $CODE'"
     job = ["--run=run.yaml", "--plan=plan.json", "--output=out", f"--program={program}"]
-    job += ["--scheduler=lsf", "--stage", "i.tif", f"--storage={tmp_path}/disk", "--", "env"]
-    monkeypatch.setenv("LOG", f"{tmp_path}/log")
+    return [*job, "--scheduler=lsf", f"--storage={tmp_path}/disk"]
+
+
+def staged() -> list[Path]:
+    return list(Path("disk").glob("*/tilenet-staged-*"))
+
+
+def test_jobs_stage_in_folders_of_their_own_and_delete_them(
+    staging: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders = []
-    for number, code in (("7", 75), ("7", 0), ("8", 1)):
+    for number, output, code in (("7", "a", 75), ("7", "a", 0), ("8", "a", 1), ("7", "b", 0)):
         monkeypatch.setenv("LSB_JOBID", number)
         monkeypatch.setenv("CODE", str(code))
-        assert main(job) == code
+        assert main([*staging, f"--output={output}", "--stage", "i.tif", "--", "env"]) == code
         folder, *files = Path("log").read_text().split()
         Path("log").unlink()
         assert files == ["i.tif"]
@@ -165,4 +179,61 @@ def test_jobs_of_one_output_stage_in_folders_of_their_own_and_delete_them(
         Path(folder).mkdir()
         Path(folder, "more.tif").touch()  # of a life that was killed
         folders.append(folder)
-    assert folders[0] == folders[1] != folders[2]
+    assert folders[0] == folders[1]
+    assert len(set(folders)) == 3
+
+
+def test_what_was_staged_is_deleted_however_the_job_ends(
+    staging: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*staging, "--stage", "i.tif", "missing.tif", "--", "env"]) == 1
+    assert "must reach the nodes' storage" in capfd.readouterr().err
+    assert staged() == []
+    assert main([*staging, "--stage", "i.tif", "--", "no such launcher"]) == 1
+    assert staged() == []
+    monkeypatch.setattr(Steps, "attempts", lambda *_: sys.exit(3))  # as Lives does
+    with pytest.raises(SystemExit):
+        main([*staging, "--stage", "i.tif", "--", "env"])
+    assert staged() == []
+
+
+def test_a_job_whose_files_cannot_be_deleted_ends_as_it_would(
+    staging: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = tmp_path / "once"
+    once.write_text('#!/bin/sh\nexec "$@"\n')
+    once.chmod(0o755)
+    monkeypatch.setenv("ALSO", f"rm {once}")
+    assert main([*staging, f"--once-per-node={once}", "--stage", "i.tif", "--", "env"]) == 0
+    assert not once.exists()
+
+
+def test_a_job_asks_to_come_again_before_it_deletes(
+    staging: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODE", "75")
+    monkeypatch.setattr(Queue, "come_again", lambda *_: len(staged()))
+    assert main([*staging, "--stage", "i.tif", "--", "env"]) == 1
+    assert staged() == []
+
+
+def test_what_killed_jobs_staged_goes_after_a_week_where_nothing_runs_in_it(
+    staging: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = tmp_path / "disk" / "me"
+    monkeypatch.setenv("USER", "me")
+    for name, days in (("old", 7.1), ("young", 6.9), ("runs", 7.1), ("tilenet-1234", 7.1)):
+        folder = storage / (name if "-" in name else f"tilenet-staged-{name}")
+        folder.mkdir(parents=True)
+        (folder / "i.tif").touch()
+        os.utime(folder, (time.time() - days * 86400,) * 2)
+    (tmp_path / "here" / "out").mkdir(parents=True)
+    monkeypatch.chdir("here")
+    os.utime(".", (0, 0))  # which the copy would have
+    monkeypatch.setenv("ALSO", "find . -maxdepth 0 -mtime -1 >> $LOG")
+    with subprocess.Popen(["sleep", "60"], cwd=storage / "tilenet-staged-runs") as runs:
+        assert main([*staging, "--stage", ".", "--", "env"]) == 0
+        runs.kill()
+    assert (tmp_path / "log").read_text().endswith("\nout\n.\n")
+    left = {path.name.removeprefix("tilenet-staged-") for path in storage.iterdir()}
+    assert left == {"young", "runs", "tilenet-1234"}
