@@ -24,7 +24,7 @@ from whole_image import IGNORE, Scene
 from whole_recipe import train_whole
 
 from tilenet.data import labelled_blocks
-from tilenet.data.holdout import HeldOut
+from tilenet.data.holdout import HeldOut, blocks_of
 from tilenet.errors import AgreedError
 from tilenet.geometry.halo import context_of
 from tilenet.geometry.unet import unet_layers
@@ -191,3 +191,32 @@ def test_labels_that_are_held_out_are_looked_at_before_training(
     said = rf"0\.tif: 3 at row {window.row + 5}, column {window.col + 7}; classes: 3"
     with pytest.raises(AgreedError, match=said):
         train(run, comm=comm)
+
+
+@pytest.mark.ranks(1, 3)
+def test_blocks_whose_labels_have_no_data_count_as_those_without_labels(
+    comm: MPI.Intracomm, shared_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labelled_blocks, "PIECE_PX", 9)
+    scenes = mixed_scenes(shared_path, comm)
+    for scene in scenes[:2]:
+        scene.pixels[:, :, 40:] = 0  # nodata
+        scene.valid[:, 40:] = False
+        if comm.rank == 0:
+            with rasterio.open(scene.image, "r+") as file:
+                file.write(scene.pixels)
+    comm.Barrier()
+    blocks = blocks_of([scene.valid.shape for scene in scenes], 33)
+    with ExitStack() as stack:
+        opened = open_images(run_file(shared_path, scenes, NETWORK), stack, RankControl(comm))
+        found = labelled_blocks.labelled_blocks(
+            opened.images, opened.labels, blocks, 3, RankControl(comm)
+        )
+    wanted, labelled = [], []
+    for image, window in blocks:
+        rows = slice(window.row, window.row + window.height)
+        place = rows, slice(window.col, window.col + window.width)
+        counted = scenes[image].classes[place] != IGNORE
+        labelled.append(counted.any())
+        wanted.append((counted & scenes[image].valid[place]).any())
+    assert found.tolist() == wanted != labelled

@@ -146,7 +146,7 @@ def choose_held_out(
     validation gets all of them.
 
     Args:
-        labelled: Whether each block holds a labelled pixel, in the order of `blocks_of`.
+        labelled: Whether each block holds a labelled pixel with data, in the order of `blocks_of`.
         sizes: Height and width of each image.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Find the blocks of images that hold labels, each rank its share, before some are held out."""
+"""Find blocks of images with labels on data, each rank its share, before some are held out."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from tilenet.data.blocks import Blocks
 from tilenet.data.labels.source import LabelSource, check_classes
+from tilenet.data.rasters.raster import Raster
 from tilenet.geometry.pieces import pieces_of
 from tilenet.geometry.windows import Window
 from tilenet.parallel.ranks.together import RankControl, together
@@ -15,11 +16,16 @@ PIECE_PX = 1024  # side of the pieces that are read at once: a block may be as l
 
 
 def labelled_blocks(
-    labels: Sequence[LabelSource], blocks: Blocks, num_classes: int, control: RankControl
+    images: Sequence[Raster],
+    labels: Sequence[LabelSource],
+    blocks: Blocks,
+    num_classes: int,
+    control: RankControl,
 ) -> NDArray[np.bool_]:
-    """Whether each block holds a labelled pixel, (N,). Collective.
+    """Whether each block holds a labelled pixel with data, (N,). Collective.
 
-    Only labels are read, no pixels: they are the smaller files by far.
+    Images are the larger files by far: they are read only where labels are, and of each block no
+    further than to the first piece with such a pixel.
 
     Args:
         num_classes: Labels are 0 to this − 1.
@@ -37,7 +43,9 @@ def labelled_blocks(
             image, window = blocks[number]
             for piece in pieces_of(window, max(1, PIECE_PX // labels[image].factor)):
                 watchdog.arm_part("the labels of blocks", part, len(share))
-                labelled[number] |= _is_labelled(labels[image], piece, num_classes)
+                counted = _counted(labels[image], piece, num_classes)
+                if not labelled[number] and counted.any():
+                    labelled[number] = (counted & images[image].read(piece).valid).any()
                 turns.part_done()
         factor = max(source.factor for source in labels)
         most = len(blocks) * (blocks.side_px * factor // PIECE_PX + 2) ** 2
@@ -47,8 +55,8 @@ def labelled_blocks(
     return everywhere > 0
 
 
-def _is_labelled(labels: LabelSource, window: Window, num_classes: int) -> bool:
+def _counted(labels: LabelSource, window: Window, num_classes: int) -> NDArray[np.bool_]:
     classes = labels.read(window)
     # Training never sees those that are held out: here, or only when they are scored.
     check_classes(labels, classes, window, num_classes)
-    return bool((classes != labels.ignore_index).any())
+    return np.asarray(classes != labels.ignore_index)

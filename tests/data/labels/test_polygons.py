@@ -1,6 +1,7 @@
 """Polygons become the same labels in any window, and those that a loop over pixels gives."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +11,14 @@ from polygons import burned, burned_by_hand, moved, random_polygons
 from rasterio.features import rasterize
 
 from tilenet.data.labels import polygons as vector_labels
-from tilenet.data.labels import vector_layer
+from tilenet.data.labels import reproject, vector_layer
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.polygons import VectorLabels
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.block_cache import BlockCache
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
-from tilenet.geometry.windows import Window
+from tilenet.geometry.windows import Part, Window
 
 Write = Callable[..., str]
 SIZE = 600, 1100  # of two and three blocks
@@ -307,6 +308,51 @@ def test_windows_whose_edges_are_bent_in_the_files_crs_find_their_polygons(
             height = min(height, SIZE[0] - row)
             wanted = expected[row : row + height, col : col + width]
             assert np.array_equal(found[:height], wanted)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["a.gpkg", "a.geojson"])
+def test_long_edges_are_burned_where_they_lie_in_the_images_crs(
+    write_raster: Write, write_vector: Write, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Between corners 55 km apart the parallel of 60° lies 420 px south of the straight edge."""
+    monkeypatch.setattr(reproject, "MOST_BOXES", 7)
+    crs, degrees = "EPSG:32633", "EPSG:4326"
+    middle = moved([shapely.Point(15, 60)], degrees, crs)[0]
+    transform = Affine(0.25, 0, middle.x - 140, 0, -0.25, middle.y + 130)
+    path = write_raster("image.tif", np.zeros(SIZE, "uint8"), transform=transform, crs=crs)
+    rng = np.random.default_rng(15)
+    places = rng.uniform(0, 1, (90, 1, 2)) * SIZE[::-1] + rng.uniform(-30, 30, (90, 3, 2))
+    x, y = transform @ tuple(np.moveaxis(places, -1, 0))
+    shapes = moved(shapely.polygons(np.stack([x, y], axis=-1)), crs, degrees)
+    # Amid them in the file: over those before it, under those that follow.
+    shapes[40:40] = [shapely.box(14.5, 59, 15.5, 60)]
+    values = [1 + n % 5 for n in range(91)]
+    expected = burned_by_hand(moved(shapes, degrees, crs), values, transform, SIZE)
+    assert (expected[120:500] == 1).mean() > 0.5
+    counts, keys = [], VectorKeys("class")
+    original = vector_layer.shapes_on_image
+
+    def spy(shapes: np.ndarray, *more: Any) -> np.ndarray:
+        counts.append(len(shapes))
+        return original(shapes, *more)
+
+    monkeypatch.setattr(vector_layer, "shapes_on_image", spy)
+    file = write_vector(name, shapes, values, degrees)
+    with Raster(path) as image:
+        for row, col in ((0, 0), (0, 1024), (512, 512)):  # of one block each
+            with open_labels(file, image, 255, keys) as labels:
+                found = labels.read(Window(row, col, 88, 76))
+            assert np.array_equal(found, expected[row : row + 88, col : col + 76])
+        assert name != "a.gpkg" or max(counts) < 60
+    lone = write_vector(f"lone-{name}", shapes[40:41], [1], degrees)
+    expected = burned_by_hand(moved(shapes[40:41], degrees, crs), [1], transform, SIZE)
+    # North of the parallel, which bounds the layer.
+    with Raster(path, part=Part(window=(80, 300, 60, 60))) as part:
+        assert np.array_equal(burned(lone, part, 255, keys), expected[80:140, 300:360])
+    said = pytest.raises(TilenetError, match="labels must overlap their image")
+    with Raster(path, part=Part(window=(0, 300, 50, 60))) as part, said:
+        open_labels(lone, part, 255, keys)
 
 
 def test_all_is_read_where_gdal_cannot_say_which_part_of_a_file_is_needed(

@@ -16,6 +16,9 @@ from tilenet.geometry.windows import Window
 
 # GDAL counts pixels from the corner of its raster in 32 bits; shapes that reach further are cut.
 REACH_PX = 2**29
+MOST_BOXES = 1 << 16  # that are moved at once
+# Sides and diagonals of a box, by its points of 3 x 3: column and row, column and row.
+BOX_LINES = (0, 0, 0, 2), (2, 0, 2, 2), (0, 0, 2, 0), (0, 2, 2, 2), (0, 0, 2, 2), (0, 2, 2, 0)
 
 
 def shapes_on_image(
@@ -35,7 +38,9 @@ def shapes_on_image(
     Raises:
         TilenetError: There is no way from one CRS to the other.
     """
-    whole = bounds_of(image.transform, image.whole)
+    # Of all of the image, so that labels of a part of it are those of the whole.
+    size, transform_of_all = image.cut_from
+    whole = bounds_of(transform_of_all, Window(0, 0, *size))
     reach = Window(-REACH_PX, -REACH_PX, 2 * REACH_PX, 2 * REACH_PX)
     limits = bounds_of(image.transform, reach)
     around = bounds_in(whole, image.crs, crs)
@@ -57,6 +62,34 @@ def shapes_on_image(
             )
         moved[number] = moved_shape
     return moved
+
+
+def bent_boxes(boxes: NDArray[np.float64], crs: CRS | None, image: Raster) -> NDArray[np.bool_]:
+    """Whether lines in boxes bend by a pixel of the image when they are moved to its CRS, (N,).
+
+    The sides and diagonals are looked at: other lines between two points of a box bend by at most
+    a quarter more, as long as a bend is about as large as the square of the length.
+
+    Args:
+        boxes: (N, 4), left, bottom, right, top.
+    """
+    half = len(boxes) // 2
+    moved = None
+    if len(boxes) <= MOST_BOXES:
+        x, y = (np.linspace(boxes[:, side], boxes[:, side + 2], 3) for side in (0, 1))
+        points = np.stack(np.broadcast_arrays(x[:, None], y), axis=-1)
+        moved = _corners(points.reshape(-1, 2), crs, image.crs)
+    if moved is None and half:  # too many, or one has no place there
+        return np.concatenate([bent_boxes(b, crs, image) for b in (boxes[:half], boxes[half:])])
+    if moved is None:
+        return np.ones(len(boxes), np.bool_)
+    with np.errstate(invalid="ignore"):  # corners behind the earth are infinite
+        pixels = np.stack(~image.transform @ tuple(moved.T), axis=-1).reshape(points.shape)
+        bends = [
+            pixels[(a + c) // 2, (b + d) // 2] - (pixels[a, b] + pixels[c, d]) / 2
+            for a, b, c, d in BOX_LINES
+        ]
+    return np.asarray(~(np.abs(bends) < 1).all(axis=(0, 2)))
 
 
 def _moved(shape: Any, source: CRS | None, target: CRS | None) -> Any:

@@ -43,7 +43,7 @@ def hold_out(
     sizes = [image.size for image in opened.images]
     with agreed(control.comm):
         blocks = blocks_of(sizes, keys.block_px)
-    labelled = labelled_blocks(opened.labels, blocks, num_classes, control)
+    labelled = labelled_blocks(opened.images, opened.labels, blocks, num_classes, control)
     with together(control.comm, control.stop) as turns:
         held_out = choose_held_out(labelled, sizes, keys.block_px, keys.share, seed)
         held_out.check_rest(context_px, turns.part_done)
