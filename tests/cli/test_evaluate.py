@@ -106,6 +106,8 @@ def test_another_label_may_be_the_one_that_does_not_count(write_raster: Write) -
         ({}, {"dtype": "int16", "fill": -3}, r"counted from 0 \(.*: -3\)"),
         ({}, {"dtype": "int32", "fill": 70000}, r"at most 4096 classes .*: 70000\)"),
         ({}, {"size": (37, 52), "crs": None}, "must have the image's size"),
+        ({}, {"size": (74, 106), "crs": None, "transform": None}, "must have the image's size"),
+        ({"crs": None, "transform": None}, {"size": (74, 106)}, "must have the image's size"),
         ({}, {"transform": Affine(2, 0, 6e5, 0, -2, 4e6)}, "labels must overlap their image"),
     ],
     ids=str,
@@ -340,11 +342,16 @@ def test_errors_are_one_line(write_raster: Write, refusal: Callable[..., str]) -
         ([labels, "/nowhere.tif"], 1, "/nowhere.tif"),
         ([labels], 2, "labels"),
         ([labels, labels, "--ignore-index", "none"], 2, "--ignore-index"),
-        ([labels, labels, "--classes", "a=1"], 2, "name it with --field"),
+        ([labels, labels, "--classes", "a=1"], 2, "name it with vectors.field (--field)"),
         ([labels, labels, "--field", "kind", "--classes", "a=one"], 2, "argument --classes"),
-        ([labels, labels, "--field", "kind"], 1, "vectors.field is read only where labels are pol"),
+        ([labels, labels, "--field", "f", "--classes", "a=2,a=1"], 2, "value (a: 2 and 1); delete"),
+        ([labels, labels, "--field", "kind"], 1, "vectors.field (--field) is read only where"),
         ([labels, labels, "--all-touched"], 1, "(vectors.all_touched: True, labels: "),
-        ([labels, labels, "--label-crs", "image"], 1, "leave vectors.crs out, or give polygons"),
+        (
+            [labels, labels, "--label-crs", "image"],
+            1,
+            "vectors.crs (--label-crs) is read only where labels",
+        ),
     ):
         assert said in refusal(main, code, *arguments)
 

@@ -197,9 +197,10 @@ def test_names_in_files_cannot_steer_a_terminal(write_raster: Write, info: Info)
     [
         ([], "required: IMAGE"),
         (["a.tif", "b.tif", "--labels", "c.tif"], "each image needs one label file"),
-        (["a.tif", "--classes", "a=1"], "name it with --field"),
+        (["a.tif", "--classes", "a=1"], "name it with vectors.field (--field)"),
         (["a.tif", "--nodata", "black"], "nodata is a number, nan, none or collar"),
         (["a.tif", "--classes", "a=b", "--field", "x"], "a class is a whole number or ignore"),
+        (["a.tif", "--classes", "a=1,b=2,a=ignore", "--field", "x"], "each value once"),
         (["a.tif", "--pix"], "--pix"),
     ],
     ids=str,

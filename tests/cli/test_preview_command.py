@@ -239,7 +239,7 @@ ROADS = ["--field", "class", "--classes", "road,horse"]
         (["IMAGE", "out.png", "--stretch", "98,2"], 2, "two percentiles"),
         (["IMAGE", "out.png", "--stretch", "nan,2"], 2, "two percentiles"),
         (["IMAGE", "out.png", "--size", "0"], 2, "from 1 to"),
-        (["IMAGE", "out.png", "--classes", "a=1"], 2, "name it with --field"),
+        (["IMAGE", "out.png", "--classes", "a=1"], 2, r"name it with vectors.field \(--field\)"),
         (
             ["IMAGE", "NAMED", "out.png", "--classes", "1,lakes"],
             1,

@@ -221,6 +221,11 @@ def test_a_plan_of_a_module_by_all_its_names(
         (lambda net: tilenet.predict("run", np.ones((2, 9, 9)), std=[1, 1]), "leave them out"),
         (lambda net: tilenet.predict("nowhere", np.ones((2, 9, 9))), "nowhere is neither"),
         (lambda net: tilenet.evaluate("a", "b", vectors={"fields": "x"}), "nearest .* is field"),
+        (
+            lambda net: tilenet.evaluate("a", "b", vectors={"classes": {"lake": 2}}),
+            r"maps the values of a field .*'lake': 2}, vectors.field: None\)",
+        ),
+        (lambda net: tilenet.evaluate("a", "b", vectors={"priority": [1, 1]}), "each class once"),
         (lambda net: tilenet.plan(net, image=(9, 9), classes=9), "its own classes .classes: 9"),
         (
             lambda net: tilenet.plan(tilenet.adopt(net, 2), bands=3, image=(9, 9)),

@@ -68,11 +68,14 @@ def test_what_a_file_or_an_option_may_not_say_is_refused_in_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_a_number_and_the_same_text_are_two_keys(tmp_path: Path) -> None:
-    groups = "optimizer: {name: sgd}\nschedule: {name: poly}\n"
-    vectors = 'vectors: {field: f, classes: {1: 0, "1": 1}}\n'
-    run = read(tmp_path, f"steps: 1\n{groups}{vectors}")
+def test_groups_may_have_the_same_keys(tmp_path: Path) -> None:
+    run = read(tmp_path, "steps: 1\noptimizer: {name: sgd}\nschedule: {name: poly}\n")
     assert (run.optimizer.name, run.schedule.name) == ("sgd", "poly")
+
+
+def test_a_number_and_its_text_are_one_value_of_a_field(tmp_path: Path) -> None:
+    with pytest.raises(TilenetError, match=r"each value once, .* \(1: 0 and 1\)"):
+        read(tmp_path, 'steps: 1\nvectors: {field: f, classes: {1: 0, "1": 1}}\n')
 
 
 @pytest.mark.parametrize("key", ["images", "classes", "output"])
@@ -116,6 +119,7 @@ def test_labels_may_be_missing_beside_a_list_of_images_only(tmp_path: Path) -> N
         ({"ignore_index": 1}, r"may not be a class \(ignore_index: 1, classes: 0 to 1\)"),
         ({"ignore_index": 0}, r"may not be a class \(ignore_index: 0, classes: 0 to 1\)"),
         ({"vectors": VectorKeys(burn=2)}, r"\(vectors.burn: 2, classes: 0 to 1, ignore_index: 255"),
+        ({"vectors": VectorKeys(classes={"a": 1})}, r"vectors.classes \(--classes\) maps the val"),
         ({"class_weights": [1.0]}, "one weight of at least 0 per class"),
         ({"class_weights": [1.0, -0.5]}, "one weight of at least 0 per class"),
         ({"class_weights": [0.0, 0.0]}, "not all 0"),
@@ -167,7 +171,6 @@ UNREAD = [
     ("network.groups: 4", "network.norm: group", "instance", "network.preset: small"),
     ("network.norm_scope: tile", "network.norm: batch or group or instance", "none"),
     ("oversample: 0.5", "crop_px", "None"),
-    ("vectors.classes: {'a': 1}", "vectors.field", "None"),
     ("validation.block_px: 64", "validation.share", "0.0"),
     ("swapping.min_mib: 0.0", "swap: auto or all", "off"),
     ("swapping.host_gib: 2.0", "swap: auto or all", "off"),

@@ -18,7 +18,7 @@ from tilenet.data.labels.field_values import proposed_classes
 from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.polygons import VectorLabels
 from tilenet.data.labels.raster import Labels
-from tilenet.data.labels.vector_keys import is_whole, quoted, text_of
+from tilenet.data.labels.vector_keys import classes_by_text, is_whole, quoted
 from tilenet.data.rasters.bands import BandNames
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stacked_paths import stacked_paths
@@ -75,7 +75,7 @@ def _classes_of(labels: LabelFile, image: Raster) -> Classes:
             values = sorted(counts, key=lambda text: (-counts[text], text))
             mapping = proposed_classes(values, {}, labels.ignore_index)
         else:
-            mapping = {text_of(value): label for value, label in keys.classes.items()}
+            mapping = classes_by_text(keys.classes.items())
     known = {text: label for text, label in mapping.items() if label is not None}
     names = {}
     for text, label in known.items():

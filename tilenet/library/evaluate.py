@@ -141,12 +141,15 @@ def evaluate(
 
     Raises:
         TilenetError: A file cannot be read, map and labels do not overlap, the window is not inside
-            of the map, or no pixel with data in the map is labelled.
+            of the map, keys of polygons contradict one another, or no pixel with data in the map is
+            labelled.
     """
     keys = vectors if isinstance(vectors, VectorKeys) else None
     if isinstance(vectors, Mapping):
         check_names(vectors, [part.name for part in fields(VectorKeys)], "vectors")
         keys = VectorKeys(**vectors)
+    if keys is not None:
+        keys.check_alone()
     path, truth = os.fspath(map_), os.fspath(labels)
     if holds_numbers(path):
         if ignore_index != 255 or keys not in (None, VectorKeys()):

@@ -133,6 +133,8 @@ def test_labels_of_a_coarse_map_may_be_fine_or_as_coarse(
             r"the image's size .*29 × 40.*29 × 41.*gdal_edit -a_srs",
         ),
         ({"values": classes(size=(41, 29)), "crs": None}, r"41 × 29.*rows × columns"),
+        ({"values": classes(size=(58, 82)), "crs": None, "transform": None}, r"58 × 82.*29 × 41"),
+        ({"values": classes(size=(57, 81)), "crs": None, "transform": None}, r"57 × 81.*29 × 41"),
         ({"values": classes("float32")}, r"1 bands of float32"),
         ({"values": np.stack([classes()] * 3)}, r"3 bands of uint8"),
         (
@@ -187,6 +189,51 @@ def test_labels_without_a_crs_have_the_coordinates_of_the_image_or_of_its_pixels
         return
     with Labels(path, image, 255) as labels:
         assert np.array_equal(labels.read(Window(0, 0, *SIZE)), classes())
+
+
+@pytest.mark.parametrize(
+    ("size", "fits"), [((29, 41), True), ((10, 14), True), ((28, 40), False), ((30, 42), False)]
+)
+def test_labels_without_a_crs_have_the_size_of_the_file_or_of_what_is_read(
+    write_raster: Write, image: Raster, size: tuple[int, int], fits: bool
+) -> None:
+    path = write_raster("bare.png", classes(size=size), driver="PNG", crs=None, transform=None)
+    with Raster(image.path, resolution=3 * np.hypot(2, 0.1)) as coarse:
+        if not fits:
+            with pytest.raises(TilenetError, match="must have the image's size"):
+                Labels(path, coarse, 255)
+            return
+        with Labels(path, coarse, 255) as labels:
+            expected = block_mode(
+                classes(size=size).astype(np.int64), 1 if size[0] == 10 else 3, 255
+            )
+            assert np.array_equal(labels.read(coarse.whole), expected)
+
+
+@pytest.mark.parametrize(
+    ("grid", "map_grid", "fits"),
+    [
+        (None, Affine.scale(3), True),
+        (GRID, GRID @ Affine.scale(3), True),
+        (None, Affine.identity(), False),
+        (None, GRID @ Affine.scale(3), False),
+        (GRID, Affine.scale(3), False),
+    ],
+    ids=str,
+)
+def test_finer_labels_without_a_crs_need_coordinates(
+    write_raster: Write, grid: Affine | None, map_grid: Affine, fits: bool
+) -> None:
+    expected = block_mode(classes().astype(np.int64), 3, 255)
+    made = write_raster("map.tif", expected.astype("uint8"), crs=None, transform=map_grid)
+    path = write_raster("labels.tif", classes(), crs=None, transform=grid)
+    with Raster(made) as mapped:
+        if not fits:
+            with pytest.raises(TilenetError, match=r"image's size .*29 × 41.*10 × 14"):
+                Labels(path, mapped, 255)
+            return
+        with Labels(path, mapped, 255) as labels:
+            assert np.array_equal(labels.read(mapped.whole), expected)
 
 
 @pytest.mark.parametrize("part", [None, Window(7, 9, 20, 22)])

@@ -2,8 +2,8 @@
 
 import argparse
 
-from tilenet.data.labels.vector_keys import VectorKeys
-from tilenet.errors import UsageError
+from tilenet.data.labels.vector_keys import VectorKeys, classes_by_text
+from tilenet.errors import TilenetError, UsageError
 
 
 def add_labels(parser: argparse.ArgumentParser, *, choice: bool = False) -> None:
@@ -42,15 +42,18 @@ def vectors_of(options: argparse.Namespace) -> VectorKeys:
         UsageError: Options contradict each other.
     """
     classes = options.classes if isinstance(options.classes, dict) else None
-    if classes and options.field is None:
-        raise UsageError("--classes maps the values of a field; name it with --field")
-    return VectorKeys(
+    keys = VectorKeys(
         field=options.field,
         classes=classes,
         layer=options.layer,
         crs=options.label_crs,
         all_touched=options.all_touched,
     )
+    try:
+        keys.check_alone()
+    except TilenetError as error:
+        raise UsageError(str(error)) from None
+    return keys
 
 
 def _mapping_or_choice(
@@ -63,8 +66,15 @@ def _mapping(text: str) -> dict[str | int | float | bool | None, int | None]:
     """`road=1,water=ignore` as `VectorKeys.classes`."""
     pairs = [pair.rpartition("=") for pair in text.split(",")]
     try:
-        return {value: None if label == "ignore" else int(label) for value, _, label in pairs}
+        classes = classes_by_text((value, _class_of(label)) for value, _, label in pairs)
+        return dict(classes.items())
+    except TilenetError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"a class is a whole number or ignore ({text}); write for instance road=1,ruin=ignore"
         ) from None
+
+
+def _class_of(label: str) -> int | None:
+    return None if label == "ignore" else int(label)

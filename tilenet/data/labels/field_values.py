@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tilenet.data.labels.vector_keys import VectorKeys, is_whole, text_of
+from tilenet.data.labels.vector_keys import VectorKeys, classes_by_text, is_whole
 
 MOST_SHOWN = 50
 
@@ -21,7 +21,7 @@ def field_values(counts: Mapping[str, int], keys: VectorKeys, ignore_index: int)
         counts: Number of features of each value; the most frequent values are listed.
     """
     order = sorted(counts, key=lambda text: (-counts[text], text))
-    classes = {text_of(value): label for value, label in (keys.classes or {}).items()}
+    classes = classes_by_text((keys.classes or {}).items())
     proposed = proposed_classes(order, classes, ignore_index)
     listed = order[:MOST_SHOWN]
     return {

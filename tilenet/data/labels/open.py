@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from tilenet.data.labels.raster import Labels
 from tilenet.data.labels.source import LabelSource
-from tilenet.data.labels.vector_keys import VectorKeys
+from tilenet.data.labels.vector_keys import VectorKeys, name_of
 from tilenet.data.rasters.opening import why_no_raster
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.remedies import CHECK, VECTOR_INFO
@@ -62,9 +62,9 @@ def check_vectors(labels: Sequence[LabelSource], keys: VectorKeys) -> None:
     if changed and all(isinstance(part, Labels) for part in labels):
         name = changed[0]
         raise TilenetError(
-            f"vectors.{name} is read only where labels are polygons (vectors.{name}: "
-            f"{values[name]}, labels: {labels[0].path}, a raster); leave vectors.{name} out, or "
-            "give polygons (of a GeoPackage that holds both, by vectors.layer)"
+            f"{name_of(name)} is read only where labels are polygons (vectors.{name}: "
+            f"{values[name]}, labels: {labels[0].path}, a raster); leave it out, or give polygons "
+            f"(of a GeoPackage that holds both, by {name_of('layer')})"
         )
 
 

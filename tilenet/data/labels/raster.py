@@ -108,25 +108,13 @@ class Labels(LabelSource):
         labels = self.raster
         _check_ground(labels, image)
         ratio = round(_pixel(image.transform) / _pixel(labels.transform))
-        factors = tuple(dict.fromkeys((1, image.factor, max(1, ratio))))
         # A file without CRS (PNG, JPEG, plain TIFF) is taken to lie on the other's grid.
         if labels.crs is None or image.crs is None:
-            size = image.cut_from[0]
-            across = round(labels.width / size[1])
-            for factor in (*factors, max(1, across)):
-                if tuple(-(-cells // factor) for cells in labels.size) == size:
-                    _check_coordinates(labels, image, factor)
-                    return factor, labels.fine(image.part or Window(0, 0, *size), factor)
-            crs = f"give both files their CRS with {SET_CRS}"
-            raise TilenetError(
-                "labels without a CRS, or of an image without, must have the image's size "
-                f"({self.path}: {_shape(labels.size)}, {image.path}: {_shape(image.file_size)}, "
-                "rows × columns); put them on the image's grid, or "
-                + (image.georeferencing.remedy if image.georeferencing.missing else crs)
-            )
+            factor = _factor_by_size(labels, image, max(1, ratio))
+            return factor, labels.fine(image.part or Window(0, 0, *image.cut_from[0]), factor)
         if labels.crs != image.crs:
             return None
-        for factor in factors:
+        for factor in dict.fromkeys((1, image.factor, max(1, ratio))):
             grid = labels.coarser(factor)
             corner = ~grid @ (image.transform.c, image.transform.f)
             if not all(abs(place) < FAR_PX for place in corner):
@@ -159,6 +147,33 @@ def _check_ground(labels: Raster, image: Raster) -> None:
                 f"{raster.path}: {ours.missing}, {other.path}: "
                 f"{theirs.missing or crs_name(other.crs)}); {ours.remedy}"
             )
+
+
+def _factor_by_size(labels: Raster, image: Raster, ratio: int) -> int:
+    """Number of label pixels along a side of an image pixel, where one file has no CRS.
+
+    Args:
+        ratio: That number as far as both files' coordinates say it.
+
+    Raises:
+        TilenetError: Labels have another size than the image, and neither coordinates nor GCPs
+            that say that they are finer ones of all of it: the image may be a map of a part.
+    """
+    size, grid = image.cut_from
+    points = labels.georeferencing.points and image.georeferencing.points
+    known = {size: 1, image.file_size: image.factor}.get(labels.size)
+    factor = known or (max(1, round(labels.width / size[1])) if points else ratio)
+    if known or tuple(-(-cells // factor) for cells in labels.size) == size:
+        _check_coordinates(labels, image, factor)
+        if known or points or same_grid(labels.coarser(factor), grid, *size, px=1):
+            return factor
+    crs = f"give both files their CRS with {SET_CRS}"
+    raise TilenetError(
+        "labels without a CRS, or of an image without, must have the image's size "
+        f"({labels.path}: {_shape(labels.size)}, {image.path}: {_shape(image.file_size)}, "
+        "rows × columns); put them on the image's grid, or "
+        + (image.georeferencing.remedy if image.georeferencing.missing else crs)
+    )
 
 
 def _check_coordinates(labels: Raster, image: Raster, factor: int) -> None:

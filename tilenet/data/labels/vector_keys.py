@@ -1,10 +1,20 @@
 """Classes of polygons and the order in which they are burned: `vectors` in the run file."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tilenet.errors import TilenetError
+
+# Keys that commands take as options.
+OPTIONS = {
+    "field": "--field",
+    "classes": "--classes",
+    "layer": "--layer",
+    "crs": "--label-crs",
+    "all_touched": "--all-touched",
+}
 
 
 @dataclass(frozen=True)
@@ -38,8 +48,9 @@ class VectorKeys:
         """Refuse keys that contradict one another or the run.
 
         Raises:
-            TilenetError: A number is no class, or `priority` names one twice.
+            TilenetError: As in `check_alone`, or a number is no class.
         """
+        self.check_alone()
         numbers = {f"vectors.classes.{text_of(key)}": n for key, n in (self.classes or {}).items()}
         numbers |= {f"vectors.priority[{i}]": n for i, n in enumerate(self.priority or [])}
         numbers["vectors.burn"] = self.burn if self.field is None else None
@@ -51,6 +62,19 @@ class VectorKeys:
                     f"classes: 0 to {num_classes - 1}, ignore_index: {ignore_index}); change it or "
                     "raise classes"
                 )
+
+    def check_alone(self) -> None:
+        """Refuse keys that contradict one another.
+
+        Raises:
+            TilenetError: `classes` has no field or names a value twice, or `priority` a class.
+        """
+        if self.classes and self.field is None:
+            raise TilenetError(
+                f"{name_of('classes')} maps the values of a field (vectors.classes: "
+                f"{self.classes}, vectors.field: None); name it with {name_of('field')}"
+            )
+        classes_by_text((self.classes or {}).items())
         if self.priority is not None and len(set(self.priority)) < len(self.priority):
             raise TilenetError(
                 f"vectors.priority names each class once (vectors.priority: {self.priority}); the "
@@ -73,8 +97,8 @@ class VectorKeys:
             rule = "values of vectors.field must be whole numbers, unless vectors.classes maps them"
         else:
             known = {
-                text_of(key): ignore_index if number is None else number
-                for key, number in self.classes.items()
+                text: ignore_index if number is None else number
+                for text, number in classes_by_text(self.classes.items()).items()
             }
             remedy = "add it there, with null if its pixels must not count"
             rule = "each value of vectors.field must stand under vectors.classes"
@@ -83,6 +107,29 @@ class VectorKeys:
             listing = ", ".join(map(quoted, unknown[:5])) + (" …" if len(unknown) > 5 else "")
             raise TilenetError(f"{rule} ({path}, {self.field}: {listing}); {remedy}")
         return [known[text_of(value)] for value in values]
+
+
+def name_of(key: str) -> str:
+    """A key as people write it, in run files and on command lines."""
+    return f"vectors.{key}" + (f" ({OPTIONS[key]})" if key in OPTIONS else "")
+
+
+def classes_by_text(pairs: Iterable[tuple[Any, int | None]]) -> dict[str, int | None]:
+    """Classes by the text of their values.
+
+    Raises:
+        TilenetError: Two values have one text.
+    """
+    classes: dict[str, int | None] = {}
+    for value, number in pairs:
+        text = text_of(value)
+        if text in classes:
+            raise TilenetError(
+                f"{name_of('classes')} names each value once, and a number and its text are one "
+                f"value ({quoted(text)}: {classes[text]} and {number}); delete one"
+            )
+        classes[text] = number
+    return classes
 
 
 def text_of(value: Any) -> str:

@@ -23,7 +23,6 @@ READ_WITH: list[tuple[str, tuple[str, ...], str]] = [
     ("network.norm", ("group",), "network.groups"),
     ("network.norm", ("batch", "group", "instance"), "network.norm_scope"),
     ("crop_px", (), "oversample"),
-    ("vectors.field", (), "vectors.classes"),
     ("validation.share", (), "validation.block_px"),
     ("swap", ("auto", "all"), "swapping.min_mib swapping.host_gib swapping.folder"),
 ]
