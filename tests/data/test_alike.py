@@ -69,6 +69,47 @@ def test_images_of_a_run_have_one_scaling(
         assert train(tmp_path, [plain], *held) == 1
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "chosen", "said"),
+    [
+        (
+            ("red", "nir"),
+            ("nir", "red"),
+            None,
+            "tif: nir, red); name the bands (bands: [red, nir])",
+        ),
+        (
+            ("red", "nir"),
+            ("NIR", "Red"),
+            None,
+            "tif: NIR, Red); name the bands (bands: [red, nir])",
+        ),
+        (("red", "nir"), ("nir", "red"), "[red,nir]", None),
+        (("red", "nir"), ("nir", "red"), "[1,2]", None),
+        (("red", "nir"), ("red", "nir"), None, None),
+        (("red", "nir"), ("red", "swir"), None, None),
+        (("red", ""), ("", "red"), None, None),
+        (("red", "red"), ("red", "red"), None, None),
+    ],
+)
+def test_images_of_a_run_name_their_bands_in_one_order(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    first: tuple[str, str],
+    second: tuple[str, str],
+    chosen: str | None,
+    said: str | None,
+) -> None:
+    images = []
+    for name, bands in (("a.tif", first), ("b.tif", second)):
+        images.append(raster(tmp_path / name, PIXELS))
+        with rasterio.open(images[-1], "r+") as file:
+            file.descriptions = bands
+    more = ("--bands", chosen) if chosen else ()
+    assert train(tmp_path, images, *more) == (said is not None)
+    assert said is None or said in capfd.readouterr().err
+
+
 def test_an_image_to_map_is_scaled_as_those_trained_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

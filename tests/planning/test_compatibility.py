@@ -164,6 +164,31 @@ def test_replicas_that_are_named_would_do(per_step: list[int], replicas: int) ->
         assert batch_obstacle(layers, named, per_step, TWO_SIZES) is None
 
 
+@pytest.mark.parametrize(
+    ("crop_px", "said"), [(64, r"set mesh\.replicas: 2, a smaller crop_px, which"), (48, None)]
+)
+def test_crops_of_a_batch_norm_that_are_cut_off_need_smaller_ones(
+    crop_px: int, said: str | None
+) -> None:
+    keys = NetworkKeys(poolings=2, base=4, norm="batch")
+    run = RunFile(
+        images=["a.tif", "b.tif"],
+        labels=["a.tif", "b.tif"],
+        classes=3,
+        output="out",
+        steps=1,
+        crop_px=crop_px,
+        batch_size=2,
+        network=keys,
+    )
+    shapes = [((1, 2, 3), (90, 48)), ((1, 2, 3), (70, 80))]
+    if said is None:
+        assert plan_run(run, shapes, 1).crop_px == crop_px
+        return
+    with pytest.raises(TilenetError, match=said):
+        plan_run(run, shapes, 1)
+
+
 def test_tiles_that_a_norm_needs_at_once_are_one_micro_batch() -> None:
     work, images = ["a0", "a1", "b0", "a2", "c0", "b1"], [7, 7, 3, 7, 5, 3]
     for norm in NORMS:

@@ -16,6 +16,7 @@ import pytest
 import rasterio
 from left_by_runs import alone, check_close
 from mpi4py import MPI
+from rasterio import shutil as shutil_of_rasterio
 from test_same_as_whole_image import run_file, scenes_of
 from unlike_scenes import KEYS, NETWORK, mixed_scenes, write
 
@@ -160,6 +161,55 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(
     assert train(run, resume=True, comm=comm) == 0
 
 
+@pytest.mark.ranks(2)
+def test_files_of_one_name_are_told_apart_by_their_folders(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    """Of one size and header, so that nothing else tells them apart."""
+    folders = shared_path / "2020", shared_path / "2021"
+    if comm.rank == 0:
+        scenes = scenes_of(shared_path, [(60, 77)] * 2, MPI.COMM_SELF)
+        for folder, scene in zip(folders, scenes, strict=True):
+            folder.mkdir()
+            shutil.move(scene.image, folder / "image.tif")
+            shutil.move(scene.labels, folder / "labels.tif")
+        size = (folders[0] / "image.tif").stat().st_size
+        assert size == (folders[1] / "image.tif").stat().st_size
+    comm.Barrier()
+
+    def a_run(train_on: Path, score_on: Path, steps: int) -> RunFile:
+        held_out = ValidationKeys(str(score_on / "image.tif"), str(score_on / "labels.tif"))
+        return RunFile(
+            images=str(train_on / "image.tif"),
+            labels=str(train_on / "labels.tif"),
+            classes=3,
+            output=str(shared_path / "run"),
+            steps=steps,
+            network=NETWORK,
+            device="cpu",
+            validation=held_out,
+        )
+
+    assert train(a_run(*folders, 1), comm=comm) == 0
+    with pytest.raises(AgreedError, match=r"as it began \(folders of "):
+        train(a_run(*folders[::-1], 2), resume=True, comm=comm)
+    moved = [shared_path / "moved" / folder.name for folder in folders]
+    progress = shared_path / "run" / "last" / "progress.json"
+    if comm.rank == 0:
+        moved[0].parent.mkdir()
+        for folder in folders:
+            shutil.move(folder, moved[0].parent)
+    comm.Barrier()
+    assert train(a_run(*moved, 2), resume=True, comm=comm) == 0
+    if comm.rank == 0:  # as older versions wrote it
+        terms = json.loads(progress.read_text())
+        assert terms.pop("folders")
+        progress.write_text(json.dumps(terms))
+        (progress.parent / "checksums.json").unlink()
+    comm.Barrier()
+    assert train(a_run(*moved, 3), resume=True, comm=comm) == 0
+
+
 @pytest.mark.ranks(1)
 def test_images_that_do_not_go_together_are_refused(comm: MPI.Intracomm, shared_path: Path) -> None:
     scenes = mixed_scenes(shared_path, comm)
@@ -171,6 +221,10 @@ def test_images_that_do_not_go_together_are_refused(comm: MPI.Intracomm, shared_
         for name in ("link.tif", "hard.tif")
     )
     names, labels = run.image_paths, run.label_paths
+    shutil_of_rasterio.copy(names[1], shared_path / "virtual.vrt", driver="VRT")
+    virtual, plain = (
+        ValidationKeys(str(shared_path / name), labels[1]) for name in ("virtual.vrt", "image1.tif")
+    )
     red = shared_path / "red.tif"
     with rasterio.open(scenes[0].image) as file:
         grid = {"crs": file.crs, "transform": file.transform, "driver": "GTiff"}
@@ -187,6 +241,8 @@ def test_images_that_do_not_go_together_are_refused(comm: MPI.Intracomm, shared_
         (names[1], labels[1], third, 3e-6, r"1\.tif: degrees, .*2\.tif: .* 0\.30480061 m\)"),
         (names, labels, linked, None, r"not both \(.*link\.tif\)"),
         (names, labels, hard, None, r"not both \(.*hard\.tif\)"),
+        (names, labels, virtual, None, r"not both \(.*virtual\.vrt reads .*image1\.tif\)"),
+        (str(virtual.images), labels[1], plain, None, r"not both \(.*virtual\.vrt reads "),
         (names[1:], labels[1:], one_band, None, r"\(.*: 3, .*: 1\)"),
         (twice, [*labels, labels[0]], KEYS, None, r"image once \(.*image0\.tif: several"),
         (bands, [labels[0]] * 2, KEYS, None, r"image once \(.*/green\.tif: several"),

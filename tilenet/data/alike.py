@@ -18,8 +18,11 @@ DEGREE = round(radians(1), 12)
 Unit = tuple[bool, float] | None  # whether an angle, its length in radians or metres; None: no CRS
 
 
-def check_bands(images: Sequence[Raster]) -> None:
-    """Refuse images whose bands differ from those of the first, in number or in their tags.
+def check_bands(images: Sequence[Raster], *, chosen: bool) -> None:
+    """Refuse images whose bands differ from those of the first, in number, order or their tags.
+
+    Args:
+        chosen: Whether the run says which bands are read; their names may stand in any order then.
 
     Raises:
         TilenetError: Names the first such image.
@@ -31,7 +34,21 @@ def check_bands(images: Sequence[Raster]) -> None:
                 f"all images need the same number of bands ({first.path}: {len(first.bands)}, "
                 f"{other.path}: {len(other.bands)}); choose some with bands"
             )
+        if not chosen:
+            _check_order(first, other)
         check_scaling(other, first.scaling, first.path)
+
+
+def _check_order(first: Raster, other: Raster) -> None:
+    names, own = first.band_names, other.band_names
+    folded, own_folded = ([name.casefold() for name in some] for some in (names, own))
+    named = all(names) and len(set(folded)) == len(folded)
+    if named and own_folded != folded and sorted(own_folded) == sorted(folded):
+        raise TilenetError(
+            "bands are stacked in the order of the files, so images that name them have one order "
+            f"({first.path}: {', '.join(names)}, {other.path}: {', '.join(own)}); name the bands "
+            f"(bands: [{', '.join(names)}])"
+        )
 
 
 def check_scaling(image: Raster, expected: tuple[tuple[float, float], ...], of: str) -> None:

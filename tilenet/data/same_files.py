@@ -2,15 +2,17 @@
 
 Names without folders, sizes in bytes and GDAL's facts: so a folder may be moved between
 two runs, but a file may not be another one, neither in a run that goes on nor on another node.
+Of files of one name another hash tells which is which, by the folders in which they differ.
 """
 
 import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from tilenet.data.labels.source import LabelSource
-from tilenet.data.rasters.location import file_name, real_path
+from tilenet.data.rasters.location import file_name, is_remote, real_path
 from tilenet.data.rasters.raster import Raster
 from tilenet.data.rasters.stacked_paths import stacked_paths
 from tilenet.errors import TilenetError
@@ -30,6 +32,7 @@ class SampleFile:
             facts about it.
         shared: Files of a stack that lie on another grid, such as heights: many images may have
             them.
+        sources: Files that are read through a virtual raster (VRT).
     """
 
     path: str
@@ -37,6 +40,7 @@ class SampleFile:
     role: str
     facts: str
     shared: frozenset[str] = frozenset()
+    sources: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -52,7 +56,9 @@ def sample_files(
     files = []
     for image, part in zip(images, labels, strict=True):
         shared = frozenset(view.path for view in image.stack.resampled)
-        files.append(SampleFile(image.path, split, "image", _facts(image), shared))
+        virtual = any(part.lower().endswith(".vrt") for part in stacked_paths(image.path))
+        sources = frozenset(image.files if virtual else ())
+        files.append(SampleFile(image.path, split, "image", _facts(image), shared, sources))
         files.append(SampleFile(part.path, split, "labels", _facts(part)))
     return files
 
@@ -74,10 +80,39 @@ def _identity(path: str) -> tuple[int, int] | str:
 
 def hash_of(files: Sequence[SampleFile]) -> str:
     """A function of the files' texts, in their order."""
+    return _digest([file.text for file in files])
+
+
+def _digest(texts: Sequence[str]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for file in files:
-        digest.update(f"{file.text}\n".encode(errors="surrogateescape"))
+    for text in texts:
+        digest.update(f"{text}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def hash_of_folders(files: Sequence[SampleFile]) -> str:
+    """A function of where files of one name lie, in their order; a folder of all may be moved.
+
+    Images have names of their own, and labels have.
+    """
+    places = [(file.role, _places(part)) for file in files for part in stacked_paths(file.path)]
+    folders: dict[tuple[str, str], list[list[str]]] = {}
+    for role, (*folder, name) in places:
+        folders.setdefault((role, name), []).append(folder)
+    common = {key: _num_equal(several) for key, several in folders.items()}
+    return _digest(["/".join(place[common[role, place[-1]] :]) for role, place in places])
+
+
+def _num_equal(folders: Sequence[Sequence[str]]) -> int:
+    """Number of the first parts that are the same in all of them."""
+    levels = zip(*folders, strict=False)
+    return len(list(takewhile(lambda level: len(set(level)) == 1, levels)))
+
+
+def _places(path: str) -> list[str]:
+    """The folders of a file, from the root or the server on, and its name."""
+    local = not is_remote(path)
+    return (os.path.abspath(path) if local else path.partition("?")[0]).split("/")
 
 
 def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
@@ -103,15 +138,26 @@ def check_apart(files: Sequence[SampleFile], *, once: bool) -> None:
             if was_shared and key in shared:
                 continue
             if before not in ("", file.split):
-                raise TilenetError(
-                    f"an image is for training or for validation, not both ({file.path}), since "
-                    "its score would be that of what is known by heart; take it out of one of them"
-                )
+                raise _in_both(file.path)
             if once and before == "train":
                 raise TilenetError(
                     f"where blocks are held out, images stands for each image once ({part}: "
                     "several times); list it once, or leave validation.share out"
                 )
+    # Each once: thousands of images may be read from one mosaic.
+    keys = {source: _identity(source) for source in set().union(*(f.sources for f in files))}
+    for file in files:
+        for source in file.sources:
+            split, is_shared = splits.get(keys[source], ("", True))
+            if not is_shared and split != file.split:
+                raise _in_both(f"{file.path} reads {source}")
+
+
+def _in_both(what: str) -> TilenetError:
+    return TilenetError(
+        f"an image is for training or for validation, not both ({what}), since its score would be "
+        "that of what is known by heart; take it out of one of them"
+    )
 
 
 def check_same_files(files: Sequence[SampleFile], comm: Intracomm) -> str:

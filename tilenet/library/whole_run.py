@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
+from tilenet.data.same_files import hash_of_folders
 from tilenet.library.prepare import prepare_loop
 from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
@@ -88,6 +89,7 @@ def _train(
         with together(comm, stop):
             plan = plan_run(run, opened.shapes, comm.size, architecture)
         terms = run.terms | {"files": agree_on_files(opened, control)}
+        terms["folders"] = hash_of_folders(opened.files)
         keep = run.checkpoints.keep
         folder = RunFolder(Path(run.output), write=comm.rank == 0, terms=terms, keep=keep)
         stack.enter_context(folder).open(comm, watchdog, resume=resume, overwrite=overwrite)

@@ -208,13 +208,19 @@ def flow_obstacle(
 
 
 def batch_obstacle(
-    layers: tuple[Layer, ...], replicas: int, per_step: Sequence[int], sizes: Sequence[object]
+    layers: tuple[Layer, ...],
+    replicas: int,
+    per_step: Sequence[int],
+    sizes: Sequence[object],
+    *,
+    cropped: bool = False,
 ) -> str | None:
     """Why batch norm cannot see all images of a step at once; None where it can.
 
     Args:
         per_step: Numbers of images or crops that steps have.
         sizes: Sizes of the extended images or crops.
+        cropped: Whether they are crops, which are cut off where an image is smaller.
     """
     if whole_image(layers) != "batch norm":
         return None
@@ -228,10 +234,11 @@ def batch_obstacle(
         )
     if (most := max(per_step)) > replicas and len(set(sizes)) > 1:
         enough = f"mesh.replicas: {most}, " if all(count % most == 0 for count in per_step) else ""
+        crops = "a smaller crop_px, which all images hold" if cropped else "crop_px"
         return (
             "batch norm over a step takes its images in one batch, so they must be of one size "
             f"(sizes: {' and '.join(str(size) for size in sorted(map(str, set(sizes)))[:2])}, "
-            f"images per replica: {most // replicas}); set {enough}crop_px, network.norm: instance "
+            f"images per replica: {most // replicas}); set {enough}{crops}, network.norm: instance "
             "or group, or network.norm_scope: tile (approximate)"
         )
     return None

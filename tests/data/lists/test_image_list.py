@@ -218,12 +218,14 @@ def test_a_run_holds_plain_lists_afterwards(here: Path) -> None:
 def test_a_list_for_validation(here: Path) -> None:
     rows = [("a.tif", "b.tif"), ("c.tif", "d.tif")]
     path = write_table(Path("some.csv"), ["image", "label"], rows)
-    run, _ = with_listed_images(a_run("x.tif", "y.tif", ValidationKeys(path)))
+    run, notes = with_listed_images(a_run("x.tif", "y.tif", ValidationKeys(path)))
+    assert notes == ["some.csv: 2 images for validation"]
     assert (run.images, run.labels) == (("x.tif",), ("y.tif",))
     assert run.validation.image_paths == ("a.tif", "c.tif")
     path = write_table(Path("all.csv"), ["image", "label", "split"], TABLE)
-    run, _ = with_listed_images(a_run("x.tif", "y.tif", ValidationKeys(path)))
+    run, notes = with_listed_images(a_run("x.tif", "y.tif", ValidationKeys(path)))
     assert run.validation.label_paths == ("b.tif", "c.tif")
+    assert notes == ["all.csv: 2 images for validation; 2 to train on and 1 for test are left out"]
 
 
 @pytest.mark.parametrize(

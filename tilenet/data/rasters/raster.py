@@ -163,6 +163,11 @@ class Raster:
         return crs, tuple(self.transform)[:6], self.size
 
     @property
+    def band_names(self) -> list[str]:
+        """The name to show of each band that is read; empty: the file gives it none."""
+        return [self.stack.bands[band - 1].name for band in self.bands]
+
+    @property
     def band_colours(self) -> dict[str, int]:
         """Bands that are read, by the colour that the file says they have; the first of each."""
         pairs = [(self.stack.bands[band - 1].colour, band) for band in reversed(self.bands)]

@@ -190,7 +190,7 @@ def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:
     notes: list[str] = []
     held_out = run.validation
     train, listed = _expanded(run.image_paths, run.label_paths, notes)
-    validation, chosen = _expanded(held_out.image_paths, held_out.label_paths, notes)
+    validation, chosen = _expanded(held_out.image_paths, held_out.label_paths, notes, held_out=True)
     if listed is not None:
         train = list(listed.train)
         if listed.validation and held_out.image_paths:
@@ -223,18 +223,13 @@ def with_listed_images(run: RunFile) -> tuple[RunFile, list[str]]:
 
 
 def _expanded(
-    images: Sequence[str], labels: Sequence[str], notes: list[str]
+    images: Sequence[str], labels: Sequence[str], notes: list[str], *, held_out: bool = False
 ) -> tuple[list[Pair], ImageList | None]:
     """The pairs of paths and patterns, or the list that stands in their place."""
     items = len(images) == 1 and is_items(images[0])
     if items or (len(images) == 1 and is_list_file(images[0], with_labels=bool(labels))):
         listed = read_items(images[0], labels[0]) if items else read_image_list(images[0])
-        of_splits = f", {len(listed.validation)} for validation, {listed.num_test} for test"
-        notes.append(
-            f"{images[0]}: {len(listed.train)} images to train on"
-            + of_splits * listed.has_splits
-            + "; those for test are left out" * (listed.num_test > 0)
-        )
+        notes.append(f"{images[0]}: {_contents(listed, held_out=held_out)}")
         return [], listed
     pairs: list[Pair] = []
     for image, label in zip(images, labels, strict=True):
@@ -251,3 +246,22 @@ def _expanded(
                 f"patterns name each image once ({image}: several times); let one of them go"
             )
     return pairs, None
+
+
+def _contents(listed: ImageList, *, held_out: bool) -> str:
+    """What a list names, and what of it is left out.
+
+    Args:
+        held_out: Whether it is given as `validation.images`.
+    """
+    train, validation = len(listed.train), len(listed.validation)
+    if held_out:
+        left_out = f"; {train} to train on and {listed.num_test} for test are left out"
+        count = validation if listed.has_splits else train
+        return f"{count} images for validation" + left_out * listed.has_splits
+    of_splits = f", {validation} for validation, {listed.num_test} for test"
+    return (
+        f"{train} images to train on"
+        + of_splits * listed.has_splits
+        + "; those for test are left out" * (listed.num_test > 0)
+    )

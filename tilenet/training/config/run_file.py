@@ -74,8 +74,9 @@ class RunFile:
     edge](#bands-and-nodata) are not. By default the file's mask, alpha or nodata tag. NaN and
     infinite pixels never count. Default: from the file."""
     resolution: float | None = None
-    """pixel size to read at, a whole multiple of the file's own (within 5 %); images are averaged,
-    labels take the most frequent class. Default: the file's."""
+    """pixel size to read at, a whole multiple of the file's own (within 5 %); images are averaged
+    (means are rounded to float32 where it holds all values of the file's type, with `precision:
+    float64` too), labels take the most frequent class. Default: the file's."""
     bbox: list[float] | str | None = None
     """[the part](#a-part-of-the-images) of the images that is looked at: XMIN,YMIN,XMAX,YMAX in
     their CRS"""
@@ -125,11 +126,13 @@ class RunFile:
     swapping: SwappingKeys = field(default_factory=SwappingKeys)
     steps: int | None = None
     """length of the run; an epoch sees each image once, or takes ⌈n / (`crop_px`² · `batch_size`)⌉
-    steps of crops, n the pixels that lie in at least one place of a crop. Default: one is
+    steps of crops, n the pixels that lie in at least one place of a crop: an image smaller than a
+    crop counts as a whole crop, and cells of 2^P px at edges as whole cells. Default: one is
     required."""
     epochs: int | None = None
     """length of the run; an epoch sees each image once, or takes ⌈n / (`crop_px`² · `batch_size`)⌉
-    steps of crops, n the pixels that lie in at least one place of a crop. Default: one is
+    steps of crops, n the pixels that lie in at least one place of a crop: an image smaller than a
+    crop counts as a whole crop, and cells of 2^P px at edges as whole cells. Default: one is
     required."""
     crop_px: int | None = None
     """train on crops of this side, a multiple of 2^P, drawn where labelled pixels are, from

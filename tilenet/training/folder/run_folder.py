@@ -42,7 +42,7 @@ from tilenet.training.folder.files import RUN_FILES, TABLES
 from tilenet.training.states import fill_optimizer
 
 # Terms that checkpoints of earlier versions do not hold.
-LATER_TERMS = ("nodata", "resolution", "ignore_index", "vectors.", "network.")
+LATER_TERMS = ("nodata", "resolution", "ignore_index", "vectors.", "network.", "folders")
 
 BEGINNING = ".beginning.part"  # is there while files of an earlier run are deleted
 

@@ -67,9 +67,9 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
         control: Ranks of the run; the watchdog is armed for a few images at a time.
 
     Raises:
-        AgreedError: A file is missing, broken or does not fit, images differ in bands or units, one
-            image is for both training and validation, the run's part lies outside of an image, or
-            keys of polygons are given for rasters.
+        AgreedError: A file is missing, broken or does not fit, images differ in bands, their order
+            or units, one image is for both training and validation, the run's part lies outside of
+            an image, or keys of polygons are given for rasters.
         StopAgreed: A rank was asked to stop.
     """
     comm, watchdog = control.comm, control.watchdog
@@ -101,7 +101,7 @@ def open_images(run: RunFile, stack: ExitStack, control: RankControl) -> RunImag
     with agreed(comm):
         if comm.rank == 0:  # it resolves the paths
             check_apart(opened.files, once=run.validation.share > 0)
-        check_bands(opened.all_images)
+        check_bands(opened.all_images, chosen=run.bands is not None)
         check_vectors(opened.all_labels, run.vectors)
     return opened
 

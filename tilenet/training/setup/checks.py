@@ -45,7 +45,8 @@ def check_exact(
         if reason is not None:
             raise TilenetError(reason)
     extended = [plan.tiling(*size).extended for size in sizes]
-    reason = batch_obstacle(layers, mesh.replicas, per_step, extended)
+    cropped = plan.crop_px is not None
+    reason = batch_obstacle(layers, mesh.replicas, per_step, extended, cropped=cropped)
     if reason is not None:
         raise TilenetError(reason + ", or augment.rotations: false" * rotations)
 
