@@ -98,10 +98,10 @@ def test_messages_of_a_program_are_its_own() -> None:
     """One was taken for a piece of the map before."""
     comm, net = MPI.COMM_WORLD, Net()
     net.load_state_dict(comm.bcast(net.state_dict()))
-    wanted = tilenet.predict(net, pixels())
+    wanted = tilenet.predict(net, pixels(), tile_px=16)  # of many tiles, so that ranks send some
     sent = comm.isend({"hello": 42}, dest=0) if comm.rank == 1 else None
     comm.Barrier()
-    found = tilenet.predict(net, pixels())
+    found = tilenet.predict(net, pixels(), tile_px=16)
     if sent is None:
         assert comm.recv(source=1) == {"hello": 42}
     else:
@@ -110,6 +110,9 @@ def test_messages_of_a_program_are_its_own() -> None:
 
 
 @pytest.mark.ranks(2)
-def test_arrays_that_differ_between_ranks_are_refused() -> None:
+@pytest.mark.parametrize("what", ["numbers", "masks"])
+def test_arrays_that_differ_between_ranks_are_refused(what: str) -> None:
+    rank, image = MPI.COMM_WORLD.rank, np.ma.masked_array(pixels(), np.zeros((2, 61, 83), bool))
+    image[1, 33, 7 + rank] = np.ma.masked if what == "masks" else 0.5
     with pytest.raises(tilenet.TilenetError, match=r"ask for the same .* an array"):
-        tilenet.predict(Net(), pixels() + MPI.COMM_WORLD.rank)
+        tilenet.predict(Net(), image)

@@ -183,6 +183,14 @@ def _text_of(image: Any) -> str:
 
 
 def _array_of(image: Any) -> NDArray[Any]:
+    """The numbers of an image; those that are masked are NaN.
+
+    Raises:
+        TilenetError: It is no array of three dimensions and real numbers.
+    """
+    if isinstance(image, np.ma.MaskedArray):  # as rasterio reads with masked=True
+        exact = np.float32 if np.can_cast(image.dtype, np.float32) else np.float64
+        image = np.ma.filled(image.astype(exact), np.nan)
     try:
         values = np.asarray(image)
         valid = values.ndim == 3 and 0 not in values.shape and values.dtype.kind in "uif"
@@ -208,9 +216,6 @@ def _refuse_for_checkpoints(options: dict[str, Any]) -> None:
 @contextmanager
 def _file_of(image: Any) -> Iterator[str]:
     """An array as an in-memory file of GDAL, which the raster readers open."""
-    if isinstance(image, np.ma.MaskedArray):  # as rasterio reads with masked=True
-        exact = np.float32 if np.can_cast(image.dtype, np.float32) else np.float64
-        image = np.ma.filled(image.astype(exact), np.nan)
     values = _array_of(image)
     if values.dtype == np.float16 or values.dtype.itemsize > 8:  # GDAL has no such dtypes
         values = values.astype(np.float32 if values.dtype == np.float16 else np.float64)

@@ -87,7 +87,7 @@ class Run:
     def _columns(self, name: str) -> Columns:
         if not self.folder.is_dir():
             raise TilenetError(
-                f"a run is read from its folder ({self.folder} is none); give its own"
+                f"a run is read from its folder ({self.folder} is none); name its output"
             )
         table = read_run_table(self.folder / name)
         return {} if table is None else table.columns

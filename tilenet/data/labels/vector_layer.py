@@ -133,7 +133,7 @@ class VectorLayer:
         counts: Counter[str] = Counter()
         first = 0
         while True:
-            *_, columns = self._raw(
+            *_, columns = self._read_raw(
                 columns=[self.keys.field],
                 read_geometry=False,
                 skip_features=first,
@@ -145,7 +145,7 @@ class VectorLayer:
             if len(values) < VALUES_AT_ONCE:
                 return counts
 
-    def _raw(self, **options: Any) -> tuple[Any, Any, Any]:
+    def _read_raw(self, **options: Any) -> tuple[Any, Any, Any]:
         """Numbers of features, their shapes and the columns of fields, as `pyogrio.raw.read` does.
 
         Raises:
@@ -216,7 +216,7 @@ class VectorLayer:
         moves = self.crs != self._image.crs
         bbox = self._reach() if place and moves and not self._indexed else box
         field = self.keys.field
-        fids, shapes, columns = self._raw(
+        fids, shapes, columns = self._read_raw(
             columns=[] if field is None else [field],
             bbox=None if bbox is None else tuple(bbox),
             fids=numbers,

@@ -14,11 +14,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 class StopRequests:
     """Catches signals while it is entered; afterwards they are ignored, unless an error is raised.
 
-    In a program's other threads than the main one it catches none: Python allows that there alone.
-
     Job scripts repeat them every second, and a process that one kills while it ends looks like a
     crash. Python keeps ignoring them while it ends, and would no longer catch them. Programs that
-    go on do all of it under `handlers_come_back`.
+    go on do all of it under `handlers_come_back`. In a thread other than the main one it catches no
+    signal, since Python does not allow that.
 
     Attributes:
         requested: Whether this rank was asked to stop.
