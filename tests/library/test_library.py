@@ -220,7 +220,18 @@ def test_a_plan_of_a_module_by_all_its_names(
         (lambda net: tilenet.predict(net, np.ones((2, 9, 9)), std=[1, 0]), "std above 0"),
         (lambda net: tilenet.predict("run", np.ones((2, 9, 9)), std=[1, 1]), "leave them out"),
         (lambda net: tilenet.predict("nowhere", np.ones((2, 9, 9))), "nowhere is neither"),
-        (lambda net: tilenet.evaluate("a", "b", vectors={"fields": "x"}), "nearest .* is field"),
+        (
+            lambda net: tilenet.evaluate("a", "b", vectors={"fields": "x"}),
+            r"nearest .* is vectors\.field\)",
+        ),
+        (
+            lambda net: tilenet.evaluate("a", "b", vectors={"background": "none"}),
+            r"vectors\.background.*Literal\['ignore'\].*none",
+        ),
+        (
+            lambda net: tilenet.evaluate("a", "b", vectors={"all_touched": "maybe"}),
+            r"vectors\.all_touched.*'bool'.*maybe",
+        ),
         (
             lambda net: tilenet.evaluate("a", "b", vectors={"classes": {"lake": 2}}),
             r"maps the values of a field .*'lake': 2}, vectors.field: None\)",

@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from tilenet.data.labels.vector_keys import VectorKeys
-from tilenet.errors import TilenetError, printable
-from tilenet.library.names import check_names
+from tilenet.errors import TilenetError, UsageError, printable
 from tilenet.mapping.evaluate import confusion_matrix, sum_errors
 from tilenet.mapping.map_facts import holds_numbers, read_class_names, read_unit
 from tilenet.parallel.health.watchdog import NEVER, Watchdog
@@ -141,13 +140,18 @@ def evaluate(
 
     Raises:
         TilenetError: A file cannot be read, map and labels do not overlap, the window is not inside
-            of the map, keys of polygons contradict one another, or no pixel with data in the map is
-            labelled.
+            of the map, keys of polygons are not understood or contradict one another, or no pixel
+            with data in the map is labelled.
     """
     keys = vectors if isinstance(vectors, VectorKeys) else None
     if isinstance(vectors, Mapping):
-        check_names(vectors, [part.name for part in fields(VectorKeys)], "vectors")
-        keys = VectorKeys(**vectors)
+        # Not at the top: the command has no dictionary of keys, and starts without a parser.
+        from tilenet.training.config.read import read_vector_keys
+
+        try:
+            keys = read_vector_keys(vectors)
+        except UsageError as error:
+            raise TilenetError(str(error)) from None
     if keys is not None:
         keys.check_alone()
     path, truth = os.fspath(map_), os.fspath(labels)

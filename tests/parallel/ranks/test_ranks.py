@@ -146,6 +146,21 @@ def test_a_launcher_that_mpi_does_not_know_is_refused(
         world()
 
 
+def test_ranks_of_torchrun_are_refused(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in STEP_SIZES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")  # people set it for their own programs too
+    assert MPI.Comm.Compare(world(), MPI.COMM_WORLD) == MPI.CONGRUENT
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    if comm.size > 1:  # mpiexec starts ranks that torchrun's environment reaches
+        assert MPI.Comm.Compare(world(), MPI.COMM_WORLD) == MPI.CONGRUENT
+        return
+    with pytest.raises(TilenetError, match=r"torchrun does not start .WORLD_SIZE: 4, MPI: 1 rank"):
+        world()
+
+
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     """Pretends that torch sees two; holds those that were made current."""

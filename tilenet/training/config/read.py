@@ -9,7 +9,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from os.path import normpath
@@ -19,6 +20,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace, set_loader, set_parsing_settings
 
+from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.lists.image_list import ImageList, Pair, read_image_list
 from tilenet.data.lists.image_patterns import is_items, is_list_file, is_pattern, matched
 from tilenet.data.lists.item_list import read_items
@@ -115,6 +117,20 @@ def read_keys(keys: Mapping[str, Any]) -> RunFile:
     return read_run_file(["--config", yaml_text(_plain(keys))])[0]
 
 
+def read_vector_keys(keys: Mapping[str, Any]) -> VectorKeys:
+    """What polygons mean, of the keys that a run file has under `vectors`.
+
+    Raises:
+        UsageError: A key is unknown, or a value has the wrong type.
+    """
+    vector_parser = ArgumentParser(exit_on_error=False)
+    vector_parser.add_class_arguments(VectorKeys, "vectors")
+    with _in_words_of(vector_parser):
+        namespace = vector_parser.parse_object({"vectors": _plain(keys)})
+        read: VectorKeys = vector_parser.instantiate(namespace).vectors
+    return read
+
+
 def _plain(value: Any) -> Any:
     """A value in types that YAML has."""
     if is_dataclass(value) and not isinstance(value, type):
@@ -131,22 +147,28 @@ def _plain(value: Any) -> Any:
 
 
 def _parse(train_parser: ArgumentParser, arguments: list[str]) -> Namespace:
-    try:
+    with _in_words_of(train_parser):
         return train_parser.parse_args(arguments)
+
+
+@contextmanager
+def _in_words_of(key_parser: ArgumentParser) -> Generator[None, None, None]:
+    try:
+        yield
     except UsageError:
         raise
     except Exception as error:  # jsonargparse raises several kinds; all speak of the user's input
-        raise UsageError(_explain(" ".join(str(error).split()), train_parser)) from None
+        raise UsageError(_explain(" ".join(str(error).split()), key_parser)) from None
 
 
-def _explain(message: str, train_parser: ArgumentParser) -> str:
+def _explain(message: str, key_parser: ArgumentParser) -> str:
     """jsonargparse's words, with the nearest known key where a key is unknown."""
     match = re.search(r"(?:Group '([\w.]+)' does not accept o|O)ption '([\w.]+)'", message)
     match = match or re.search(r"unrecognized arguments:()\s*--([\w.]+)", message)
     if not match:
         return message
     unknown = f"{match[1]}.{match[2]}" if match[1] else match[2]
-    known = list(train_parser.get_defaults().keys(branches=True))
+    known = list(key_parser.get_defaults().keys(branches=True))
     near = difflib.get_close_matches(unknown, known, n=1, cutoff=0)
     return f"{message.rstrip('.')} (unknown key {unknown}; the nearest known key is {near[0]})"
 
