@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import HashStore
 from zoo import ZOO, network
 
 import tilenet
@@ -199,6 +201,32 @@ def test_what_cannot_be_a_layer_is_refused(
         adopt(Made(function), 3)
     assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")  # of some, torch would print the graph
+
+
+def _exported(net: nn.Module) -> nn.Module:
+    return torch.export.export(net, (torch.randn(1, 3, 16, 16),)).module()
+
+
+def _over_ranks(net: nn.Module) -> nn.Module:
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        return nn.parallel.DistributedDataParallel(net)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("take", [adopt, partial(take_as_it_is, window_px=32, code="")])
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (_over_ranks, r"\(DistributedDataParallel\); pass its \.module"),
+        (torch.jit.script, r"pass the module that TorchScript was made from"),
+        (_exported, r"pass the module that was exported"),
+    ],
+)
+def test_what_torch_makes_of_a_module_is_refused(make: Any, remedy: str, take: Any) -> None:
+    with pytest.raises(TilenetError, match=remedy):
+        take(make(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())), 3)
 
 
 def test_a_refusal_names_the_submodule() -> None:
