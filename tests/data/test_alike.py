@@ -110,6 +110,36 @@ def test_images_of_a_run_name_their_bands_in_one_order(
     assert said is None or said in capfd.readouterr().err
 
 
+def test_an_image_to_map_names_its_bands_in_the_order_of_those_trained_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    images = []
+    for name, bands in (("a.tif", ("red", "nir")), ("b.tif", ("NIR", "Red")), ("c.tif", ("", ""))):
+        images.append(raster(tmp_path / name, PIXELS if name == "a.tif" else PIXELS[::-1]))
+        with rasterio.open(images[-1], "r+") as file:
+            file.descriptions = bands
+    assert train(tmp_path, images[:1]) == 0
+
+    def code(image: str, *more: str) -> int:
+        command = ("predict", str(tmp_path / "run/last"), image, str(tmp_path / "map.tif"))
+        return main([*command, "--device", "cpu", "--overwrite", *more])
+
+    assert code(images[1]) == 1
+    said = capfd.readouterr().err
+    assert f"(trained on: red, nir, {images[1]}: NIR, Red); name the bands" in said
+    maps = []
+    for image, *more in ((images[0],), (images[2],), (images[1], "--bands", "red,nir")):
+        assert code(image, *more) == 0
+        with rasterio.open(tmp_path / "map.tif") as file:
+            maps.append(file.read())
+    np.testing.assert_array_equal(maps[2], maps[0])
+    assert (maps[1] != maps[0]).any()
+    # Runs that choose their bands find them by name, or by number in any image.
+    for chosen in ("[red,nir]", "[1,2]"):
+        assert train(tmp_path, images[:1], "--bands", chosen) == 0
+        assert code(images[1]) == 0
+
+
 def test_an_image_to_map_is_scaled_as_those_trained_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

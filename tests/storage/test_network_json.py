@@ -75,7 +75,7 @@ def test_a_record_says_what_tiles_need(
 def test_a_missing_key_is_refused_unless_it_follows_from_the_layers(key: str) -> None:
     entry = record().to_json()
     del (entry["statistics"] if key in ("mean", "std") else entry)[key]
-    of_older = "band_names", "names", "task", "unit", "all_bands", "scaling"
+    of_older = "band_names", "names", "task", "unit", "all_bands", "scaling", "image_bands"
     if key in ("padding", "alignment_px", "halo_px", "offset_px", *of_older):
         assert NetworkRecord.from_json(entry) == record()
         return

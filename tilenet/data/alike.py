@@ -35,19 +35,28 @@ def check_bands(images: Sequence[Raster], *, chosen: bool) -> None:
                 f"{other.path}: {len(other.bands)}); choose some with bands"
             )
         if not chosen:
-            _check_order(first, other)
+            check_order(other, first.band_names, first.path)
         check_scaling(other, first.scaling, first.path)
 
 
-def _check_order(first: Raster, other: Raster) -> None:
-    names, own = first.band_names, other.band_names
-    folded, own_folded = ([name.casefold() for name in some] for some in (names, own))
-    named = all(names) and len(set(folded)) == len(folded)
-    if named and own_folded != folded and sorted(own_folded) == sorted(folded):
+def check_order(image: Raster, expected: Sequence[str], of: str) -> None:
+    """Refuse an image that names the bands of a network's other images, in another order.
+
+    Args:
+        expected: Names of the bands, empty where they have none.
+        of: What has these bands, in words.
+
+    Raises:
+        TilenetError: The order differs.
+    """
+    names = image.band_names
+    own, others = ([name.casefold() for name in some] for some in (names, expected))
+    named = all(others) and len(set(others)) == len(others)
+    if named and own != others and sorted(own) == sorted(others):
         raise TilenetError(
             "bands are stacked in the order of the files, so images that name them have one order "
-            f"({first.path}: {', '.join(names)}, {other.path}: {', '.join(own)}); name the bands "
-            f"(bands: [{', '.join(names)}])"
+            f"({of}: {', '.join(expected)}, {image.path}: {', '.join(names)}); name the bands "
+            f"(bands: [{', '.join(expected)}])"
         )
 
 

@@ -45,7 +45,9 @@ def prepare_loop(
     weights = class_weights(run.class_weights, run.class_names, survey.class_pixels, comm)
     with agreed(comm):
         statistics = run.network.statistics or (survey.mean, survey.std)
-        record = replace(plan.record, scaling=opened.images[0].scaling)
+        first = opened.images[0]
+        named = tuple(first.band_names)
+        record = replace(plan.record, scaling=first.scaling, image_bands=named)
         plan = replace(plan, record=folder.record(record, *statistics))
     if run.swap in ("off", False):
         sizes = [image.size for image in opened.images]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tilenet.data.alike import check_scaling
+from tilenet.data.alike import check_order, check_scaling
 from tilenet.data.rasters.raster import Raster
 from tilenet.errors import TilenetError
 from tilenet.geometry.halo_rule import HaloRule, halo_rule
@@ -104,6 +104,8 @@ class MapSource:
         # An array has no tags: it holds the numbers as they are stored.
         if record.scaling is not None and not prediction.image.startswith("/vsimem/"):
             check_scaling(image, record.scaling, "trained on")
+        if bands is None:
+            check_order(image, record.image_bands or (), "trained on")
         precision = prediction.precision or record.precision
         rule = halo_rule(prediction.halo, record.layers, record.epsilon_px)
         window = image.window_of(Part(prediction.bbox, prediction.window))

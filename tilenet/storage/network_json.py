@@ -40,6 +40,8 @@ class NetworkRecord:
         unit: Unit of a regression; None: not given.
         all_bands: Whether the run file names no bands: another image has as many, but for alpha.
         scaling: Scale and offset tags of each band of the training images; None: not known.
+        image_bands: Name of each band in the first training image, empty where it has none; None:
+            not known.
     """
 
     layers: tuple[Layer, ...]
@@ -58,6 +60,7 @@ class NetworkRecord:
     unit: str | None = None
     all_bands: bool = False
     scaling: tuple[tuple[float, float], ...] | None = None
+    image_bands: tuple[str, ...] | None = None
 
     @property
     def bands_to_read(self) -> tuple[int | str, ...] | None:
@@ -104,6 +107,7 @@ class NetworkRecord:
             "statistics": {"mean": list(self.mean), "std": list(self.std)},
             "all_bands": self.all_bands,
             "scaling": None if self.scaling is None else [list(pair) for pair in self.scaling],
+            "image_bands": None if self.image_bands is None else list(self.image_bands),
             "resolution": self.resolution,
             "nodata": self.nodata,
             "precision": self.precision,
@@ -146,6 +150,7 @@ class NetworkRecord:
                 unit=None if entry.get("unit") is None else str(entry["unit"]),
                 all_bands=bool(entry.get("all_bands", False)),
                 scaling=_scaling(entry.get("scaling")),
+                image_bands=_image_bands(entry.get("image_bands")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise TilenetError(
@@ -175,7 +180,8 @@ def _check(record: NetworkRecord) -> None:
             f"network.json must hold one mean and std per band (bands: {len(record.bands)}, "
             f"mean: {len(record.mean)}, std: {len(record.std)}); use another checkpoint"
         )
-    for key, part in (("band_names", record.band_names), ("scaling", record.scaling)):
+    of_bands = {name: getattr(record, name) for name in ("band_names", "scaling", "image_bands")}
+    for key, part in of_bands.items():
         if part is not None and len(part) != len(record.bands):
             raise TilenetError(
                 f"network.json must hold one of {key} per band, or null (bands: "
@@ -217,6 +223,10 @@ def _one_of(words: tuple[str, ...], word: str) -> str:
 
 def _scaling(entry: list[list[float]] | None) -> tuple[tuple[float, float], ...] | None:
     return None if entry is None else tuple((float(a), float(b)) for a, b in entry)
+
+
+def _image_bands(entry: list[str] | None) -> tuple[str, ...] | None:
+    return None if entry is None else tuple(map(str, entry))
 
 
 def _weight_names(entry: dict[str, str] | None) -> dict[str, str] | None:
