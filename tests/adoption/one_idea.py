@@ -247,7 +247,7 @@ CASES = {
     "rows dropped": around(channels_last_drop, "is not a map"),
     "a map without gradient": around(lambda m, x: torch.cat([x.data, x * x.data], 1)),
     "a map that is changed without gradient": around(
-        lambda m, x: x + x.data.clamp_(0), "must be its list"
+        lambda m, x: x + x.data.clamp_(0), "writes over a part of a map"
     ),
     "a weight without gradient": around(
         lambda m, x: F.conv2d(x, m.w.detach()), w=weight(2, 4, 1, 1)

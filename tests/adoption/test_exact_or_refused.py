@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from coordinate_ideas import COORDINATES
 from one_idea import CASES, Around, Frozen
 from torch import Tensor, nn
+from write_ideas import WRITES
 
 from tilenet.adoption import adopt as adoption
 from tilenet.adoption.adopt import Adopted, BatchNormMode, adopt
@@ -17,7 +18,7 @@ from tilenet.errors import TilenetError
 
 MOST_LETTERS = 600
 
-CASES = {**CASES, **COORDINATES}
+CASES = {**CASES, **COORDINATES, **WRITES}
 
 EXACT = [name for name, case in CASES.items() if not case.refused]
 REFUSED = [name for name, case in CASES.items() if case.refused]

@@ -47,6 +47,7 @@ from tilenet.adoption.laid import laid_on
 from tilenet.adoption.mapless import Mapless, compute_mapless
 from tilenet.adoption.operators import OPERATORS
 from tilenet.adoption.values import Value, maps_before
+from tilenet.adoption.writes import Memory, memory_owner, writes, written_arguments
 from tilenet.errors import TilenetError
 
 IN_PLACE = "_"
@@ -119,7 +120,7 @@ class _Interpreter:
 
     def __init__(self, program: ExportedProgram, module: nn.Module, batch_norm: str) -> None:
         self.program, self.batch_norm = program, batch_norm
-        self.tensors = _Tensors(program, module)
+        self.tensors, self.memory = _Tensors(program, module), Memory(program.graph)
         self.names: dict[fx.Node, int] = {}  # results by number: in-place operators share one
         self.results: list[Any] = []
         self.maps: list[Value] = []
@@ -177,9 +178,10 @@ class _Interpreter:
             assert isinstance(number, int)
             self._note(node, parts[number] if isinstance(parts, list) else parts)
             return
-        if _writes(node) and self.tensors.check_written(node, call):
+        if writes(node) and self.tensors.check_written(node, call):
             self._note(node, self._argument(node.args[0]))  # a count of batches
             return
+        self._check_writes(node, call)
         if not isinstance(value, torch.Tensor | list | tuple):
             outcome = None if value is None else call.refused("a number is taken out of a tensor")
             self._note(node, outcome)
@@ -192,12 +194,24 @@ class _Interpreter:
             result = [_as_map(call, part) for part in result]
         else:
             result = _as_map(call, result)
-        if _writes(node):  # all names of the argument see the result
+        if writes(node):  # all names of the argument see the result
             assert isinstance(node.args[0], fx.Node)
             self.names[node] = self.names[node.args[0]]
             self.results[self.names[node]] = result
         else:
             self._note(node, result)
+
+    def _check_writes(self, node: fx.Node, call: Call) -> None:
+        """Refuse writes over what has other names, as a part of a map that is read again."""
+        if any(written_arguments(node)[1:]):
+            raise call.refused("an operator writes its result over a map (out)")
+        if writes(node) and (read := self.memory.read_again(node)):
+            line = f", read again in {where}" if (where := _line(read)) else ""
+            raise call.refused(
+                "forward writes over a part of a map, or a map that parts were taken of before; "
+                "make a new one, with torch.cat or without in-place operators",
+                values=line,
+            )
 
     def _stand_in(self, node: fx.Node, call: Call, refusal: Refusal) -> Any:
         """A map in place of the result of a refused call; an argument's refusal is passed on."""
@@ -384,7 +398,7 @@ class _Tensors:
 
     def check_written(self, node: fx.Node, call: Call) -> bool:
         """Refuse a write over the image or the module; return whether the call counts batches."""
-        owner = _memory_owner(node)
+        owner = memory_owner(node)
         if owner.op != "placeholder":
             return False
         name = self.names.get(owner.name, self.constant_names.get(owner.name))
@@ -435,23 +449,3 @@ def _is_default(value: Any, argument: Any) -> bool:
     if isinstance(value, list) and not isinstance(default, list):
         return bool(value) and all(part == default for part in value)
     return bool(value == default)
-
-
-def _writes(node: fx.Node) -> bool:
-    """Whether an operator writes over its first argument."""
-    schema = getattr(node.target, "_schema", None)
-    first = schema.arguments[0].alias_info if schema and schema.arguments else None
-    return first is not None and bool(first.is_write)
-
-
-def _memory_owner(node: fx.Node) -> fx.Node:
-    """Return the node that owns the memory an operator writes to, through views of it."""
-    owner = node.args[0]
-    assert isinstance(owner, fx.Node)
-    while owner.op == "call_function" and (schema := getattr(owner.target, "_schema", None)):
-        if not schema.returns or schema.returns[0].alias_info is None:
-            break
-        if not isinstance(owner.args[0], fx.Node):
-            break
-        owner = owner.args[0]
-    return owner
