@@ -25,7 +25,13 @@ def trained(**more: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "settings", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta")]
+    "settings",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.device("meta"),
+        lambda: torch.autocast("cpu", torch.bfloat16),
+    ],
 )
 def test_settings_of_a_program_change_no_result(
     scene: Path, settings: Callable[[], AbstractContextManager[Any]]

@@ -63,6 +63,7 @@ def test_steps_that_overflow_leave_no_trace(
     shared_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     ends: list[dict[str, torch.Tensor]],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(loss_scale, "FIRST", FIRST)
     run = a_run(comm, shared_path, steps=20)
@@ -70,6 +71,8 @@ def test_steps_that_overflow_leave_no_trace(
     check_alike(comm, ends[-1])
     said, left = losses(run), progress(run)
     thrown = 20 - left["calm_steps"]
+    lines = capfd.readouterr().err.count("changed no weight, since float16")
+    assert lines == (thrown if comm.rank == 0 else 0)
     assert 3 <= thrown <= 17
     assert left["loss_scale"] == FIRST / 2**thrown
     assert len(set(said[: thrown + 1])) == 1  # the same weights, step after step

@@ -226,8 +226,9 @@ def test_a_signal_before_the_first_step_is_not_lost(
         ({"seed": 6}, "seed of .*: 5, of the run file: 6"),
         ({"nodata": 7.0}, "nodata of .*: None, of the run file: 7.0"),
         ({"resolution": 4.0}, "resolution of .*: None, of the run file: 4.0"),
+        ({"steps": 0}, r"no fewer steps than it has made \(made: 1, the run file: 0\)"),
     ],
-    ids=["network", "optimizer", "precision", "seed", "nodata", "resolution"],
+    ids=["network", "optimizer", "precision", "seed", "nodata", "resolution", "steps"],
 )
 def test_a_run_goes_on_as_it_began(
     comm: MPI.Intracomm, shared_path: Path, change: dict[str, Any], said: str
@@ -236,6 +237,32 @@ def test_a_run_goes_on_as_it_began(
     assert train(replace(run, steps=1), comm=comm) == 0
     with pytest.raises(AgreedError, match=said):
         train(replace(run, **change), resume=True, comm=comm)
+
+
+@pytest.mark.ranks(1)
+def test_losses_that_choose_the_best_are_those_of_one_loss(
+    comm: MPI.Intracomm, shared_path: Path
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
+    by_loss = replace(run, validation=ValidationKeys(share=0.3, block_px=16, score="loss"))
+    classes = len(run.class_names)
+    for first in (by_loss, replace(by_loss, class_weights=[2.0] * classes)):
+        assert train(replace(first, steps=1), comm=comm, overwrite=True) == 0
+        with pytest.raises(AgreedError, match=r"validation\.score by class_weights of"):
+            train(replace(first, class_weights=[3.0] * classes), resume=True, comm=comm)
+    by_iou = replace(by_loss, validation=replace(by_loss.validation, score="mean_iou"))
+    assert train(replace(by_iou, steps=1), comm=comm, overwrite=True) == 0
+    assert train(replace(by_iou, class_weights=[3.0] * classes), resume=True, comm=comm) == 0
+
+
+@pytest.mark.ranks(1)
+def test_first_weights_are_not_read_again(
+    comm: MPI.Intracomm, shared_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(comm, shared_path, NETWORKS["valid"], OptimizerKeys("sgd", 0.05))
+    assert train(replace(run, steps=1), comm=comm) == 0
+    assert train(replace(run, init="nowhere"), resume=True, comm=comm) == 0
+    assert "which this one has: nowhere is not read" in capfd.readouterr().err
 
 
 @pytest.mark.ranks(1)

@@ -123,6 +123,11 @@ def test_labels_may_be_missing_beside_a_list_of_images_only(tmp_path: Path) -> N
         ({"class_weights": [1.0]}, "one weight of at least 0 per class"),
         ({"class_weights": [1.0, -0.5]}, "one weight of at least 0 per class"),
         ({"class_weights": [0.0, 0.0]}, "not all 0"),
+        ({"class_weights": [0.0, 1e-31]}, r"ratios of .* at least 1e-30\); multiply"),
+        (
+            {"class_weights": [1e-4, 9e-4], "precision": "float16"},
+            r"float16 rounds small ones to 0 .* at least 0\.000976562\)",
+        ),
         ({"class_weights": [float("nan"), 1.0]}, "class_weights"),
         ({"class_weights": []}, "one weight of at least 0 per class"),
         ({"tiles": TileKeys(2, 2, 64)}, r"or as a size \(rows: 2, columns: 2, size_px: 64\)"),
@@ -242,7 +247,6 @@ def test_the_least_values_are_legal(change: dict[str, Any]) -> None:
 OUT_OF_RANGE = {
     "from 0 on": [
         "steps: -1",
-        "seed: -1",
         "read_ahead: -1",
         "hang_seconds: inf",
         "focal_gamma: -0.1",
@@ -255,6 +259,7 @@ OUT_OF_RANGE = {
         "augment.brightness: -0.1",
         "augment.noise: inf",
     ],
+    "from 0 to below 2⁶³": ["seed: -1", "seed: 99999999999999999999"],
     "from 1 on": [
         "checkpoint_every: 0",
         "crop_px: 0",

@@ -139,12 +139,17 @@ class Adopted:
 
 @contextmanager
 def own_settings() -> Iterator[None]:
-    """Record gradients, and make tensors on the CPU where none is named, whatever a program set."""
+    """Record gradients, and make tensors as named or on the CPU, whatever a program set.
+
+    Autocast is off: partitions enter their own, in their threads.
+    """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
+        for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda", "xpu")):
+            stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 

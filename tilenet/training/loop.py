@@ -2,9 +2,9 @@
 
 from math import prod
 
-from tilenet.errors import AgreedError, one_line
+from tilenet.errors import AgreedError, TilenetError, one_line
 from tilenet.model.loss import Loss
-from tilenet.parallel.health.progress import progress_bar
+from tilenet.parallel.health.progress import progress_bar, say
 from tilenet.parallel.health.trace import TraceRecorder
 from tilenet.parallel.health.watchdog import SLOW
 from tilenet.parallel.ranks.comm import agreed
@@ -63,26 +63,17 @@ class Loop:
         """
         run, comm = self.run_file, self.comm
         self.watchdog.arm("the first weights", SLOW)
-        network = self.network.network
-        self.shares = shares = self.network.shares(comm, run.gradients.piece_bytes)
-        self.update = Update.of(run, network, shares, self.data.last)
+        self.shares = self.network.shares(comm, run.gradients.piece_bytes)
+        self.update = Update.of(run, self.network.network, self.shares, self.data.last)
         with agreed(comm):
-            first = self.folder.load(
-                network,
-                self.update.optimizer,
-                self.update.scale,
-                run.init,
-                self.plan.record.names,
-                shares,
-                self.update.average,
-            )
+            first = self._load()
         step = self._step()
         if comm.rank == 0:
             announce(
                 self.plan,
                 self.network.pipe,
                 sample=self.data.schedule.samples(0)[0],
-                steps=max(self.data.last - first, 0),
+                steps=self.data.last - first,
                 transport=step.gradients.transport,
                 num_ranks=comm.size,
                 state_bytes=self.network.shared_bytes,
@@ -110,6 +101,27 @@ class Loop:
         self.watchdog.arm("the report", SLOW)
         self.account.write(self.folder.path, first, comm)
         return finished
+
+    def _load(self) -> int:
+        """Load the first weights or the checkpoint that a run goes on from; return steps made."""
+        update, init = self.update, self.run_file.init
+        first = self.folder.load(
+            self.network.network,
+            update.optimizer,
+            update.scale,
+            init,
+            self.plan.record.names,
+            self.shares,
+            update.average,
+        )
+        if first > self.data.last:
+            raise TilenetError(
+                f"a run goes on to no fewer steps than it has made (made: {first}, the run file: "
+                f"{self.data.last}); raise steps or epochs"
+            )
+        if first and init is not None and self.comm.rank == 0:
+            say(f"init names a run's first weights, which this one has: {init} is not read")
+        return first
 
     def _begin(self, first: int, callbacks: Callbacks) -> RunLog | None:
         """Delete the files of an earlier run; on rank 0 write the run file and open the log."""
@@ -196,6 +208,11 @@ class Loop:
         self.account.add(result)
         if log:
             log.step(step, result)
+            if result.overflowed:
+                say(
+                    f"step {step} changed no weight, since float16 did not hold its gradients; "
+                    f"the loss is scaled by {self.update.scale.value:g} from now on"
+                )
             if log.raised is not None and self.comm.size == 1:
                 raise log.raised
         pixels = sum(prod(sample.size) for sample in self.data.schedule.samples(step - 1))

@@ -47,6 +47,7 @@ class StepResult:
         exchange_seconds: Time that this rank waited for others inside of layers and losses.
         peak_bytes: Most memory that this rank has held so far.
         stop: Whether any rank was asked to stop.
+        overflowed: Whether float16 overflowed, so that no weight changed.
     """
 
     loss: float
@@ -59,6 +60,7 @@ class StepResult:
     exchange_seconds: float
     peak_bytes: int
     stop: bool
+    overflowed: bool = False
 
 
 class Step:
@@ -129,11 +131,11 @@ class Step:
         self.running.finish()
         sums[2] = stop()
         self.comm.Allreduce(np.copy(sums), sums)
-        loss, weight = float(sums[0]), float(sums[1])
+        loss, weight, overflowed = float(sums[0]), float(sums[1]), False
         if weight > 0:
             check_loss(loss, self.pipe.network, step, self.folder)
             loss /= weight
-            self.update.apply(self.gradients, weight, step)
+            overflowed = self.update.apply(self.gradients, weight, step)
         self._peak_bytes = max(self._peak_bytes, measure_peak_bytes(self.pipe.devices))
         return StepResult(
             loss=loss,
@@ -146,6 +148,7 @@ class Step:
             exchange_seconds=EXCHANGING.take(),
             peak_bytes=self._peak_bytes,
             stop=bool(sums[2]),
+            overflowed=overflowed,
         )
 
     def _add_up(

@@ -54,8 +54,8 @@ class Update:
             None if ema is None else WeightAverage(network, ema),
         )
 
-    def apply(self, gradients: GradientSum, weight: float, step: int) -> None:
-        """Divide the sum once, clip, and step; skip the step if float16 overflowed.
+    def apply(self, gradients: GradientSum, weight: float, step: int) -> bool:
+        """Divide the sum once, clip, and step; return whether float16 overflowed and none was made.
 
         Collective where ranks share out the update.
 
@@ -69,7 +69,7 @@ class Update:
                     self.scale.overflowed()
                 except TilenetError as error:
                     raise AgreedError(str(error)) from error
-                return
+                return True
             self.scale.went_well()
         if self.clip_norm is not None:
             gradients.clip(self.clip_norm)
@@ -79,6 +79,7 @@ class Update:
         gradients.share_weights()
         if self.average is not None:
             self.average.update()
+        return False
 
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which the network has its averaged weights, if they are averaged."""

@@ -325,6 +325,18 @@ class ProfileKeys:
             )
         return range(first, last + 1)
 
+    def check(self, steps: int | None) -> None:
+        """Refuse steps that a run of that many does not reach; None: not known yet.
+
+        Raises:
+            TilenetError: They begin after the run.
+        """
+        if self.numbers and steps is not None and self.numbers[0] > steps:
+            raise TilenetError(
+                f"profile.steps must begin within the run (profile.steps: {self.steps}, steps: "
+                f"{steps}); choose earlier ones, or leave profile out"
+            )
+
 
 @dataclass(frozen=True)
 class SwappingKeys:

@@ -170,9 +170,10 @@ class RunFile:
     """first weights, dropout masks, crops and augmentation depend on it, and on nothing else"""
     precision: Precision = "float32"
     """`float32`, `float64`, or `bfloat16`, `float16` (autocast; weights stay float32). `float16`
-    scales the loss; a step with overflowing gradients is thrown away on all ranks. `tf32` is
-    float32 but for the factors of convolutions and products, which GPUs of compute capability 8 and
-    later round to 10 bits of mantissa; elsewhere, as a line then says, it is `float32`"""
+    scales the loss; a step with overflowing gradients is thrown away on all ranks, and printed.
+    `tf32` is float32 but for the factors of convolutions and products, which GPUs of compute
+    capability 8 and later round to 10 bits of mantissa; elsewhere, as a line then says, it is
+    `float32`"""
     device: Device | list[str] = "auto"
     """`cpu`, `cuda` (ROCm too), `xpu` (Intel, with float64; never run on one, and without several
     partitions, `nccl` and `device` memory), `auto`: a GPU where torch sees one; or a list with one
@@ -276,7 +277,14 @@ class RunFile:
             **{f"vectors.{key}": str(value) for key, value in asdict(self.vectors).items()},
             "network.mean": self.network.mean,
             "network.std": self.network.std,
+            **(self._loss_keys if self.score == "loss" else {}),
         }
+
+    @property
+    def _loss_keys(self) -> dict[str, Any]:
+        """Values without which the losses of two validations cannot be compared."""
+        names = ("loss", "class_weights", "focal_gamma", "huber_delta")
+        return {f"validation.score by {name}": getattr(self, name) for name in names}
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -350,12 +358,7 @@ def _check_length(run: RunFile) -> None:
             f"a run's length is steps or epochs, one of them (steps: {run.steps}, epochs: "
             f"{run.epochs}); set one"
         )
-    profiled = run.profile.numbers
-    if profiled and run.steps is not None and profiled[0] > run.steps:
-        raise TilenetError(
-            f"profile.steps must begin within the run (profile.steps: {run.profile.steps}, steps: "
-            f"{run.steps}); choose earlier ones, or leave profile out"
-        )
+    run.profile.check(run.steps)
 
 
 def _check_pipeline(run: RunFile) -> None:
@@ -388,7 +391,14 @@ def _check_loss(run: RunFile) -> None:
     ):
         raise TilenetError(
             f"class_weights must be one weight of at least 0 per class, not all 0 (weights: "
-            f"{weights}, classes: {len(run.class_names)})"
+            f"{weights}, classes: {len(run.class_names)}); write as many as there are classes"
+        )
+    least = 2.0**-10 if run.precision == "float16" else 1e-30
+    if isinstance(weights, list) and max(weights) < least:
+        raise TilenetError(
+            f"only the ratios of class_weights count, and {run.precision} rounds small ones to 0 "
+            f"(weights: {weights}, the largest should be at least {least:g}); multiply all by one "
+            "number"
         )
 
 
@@ -417,10 +427,11 @@ def _check_numbers(run: RunFile) -> None:
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "from 0 on": (
         lambda value: value >= 0,
-        "steps epochs seed hang_seconds read_ahead focal_gamma optimizer.lr optimizer.momentum "
+        "steps epochs hang_seconds read_ahead focal_gamma optimizer.lr optimizer.momentum "
         "optimizer.weight_decay schedule.warmup_steps schedule.min_lr augment.brightness "
         "augment.noise swapping.min_mib",
     ),
+    "from 0 to below 2⁶³": (lambda value: 0 <= value < 2**63, "seed"),
     "from 1 on": (
         lambda value: value >= 1,
         "checkpoint_every crop_px partitions checkpoints.keep validation.block_px validation.every "

@@ -42,7 +42,9 @@ from tilenet.training.folder.files import RUN_FILES, TABLES
 from tilenet.training.states import fill_optimizer
 
 # Terms that checkpoints of earlier versions do not hold.
-LATER_TERMS = ("nodata", "resolution", "ignore_index", "vectors.", "network.", "folders")
+LATER_TERMS = (
+    "nodata", "resolution", "ignore_index", "vectors.", "network.", "folders", "validation.score"
+)  # fmt: skip
 
 BEGINNING = ".beginning.part"  # is there while files of an earlier run are deleted
 

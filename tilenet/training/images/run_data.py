@@ -48,7 +48,7 @@ class RunData:
             classes_in_cells: For each image the classes that each grid cell holds, see `Survey`.
 
         Raises:
-            TilenetError: Crops do not fit the network, or the warm-up the epochs.
+            TilenetError: Crops do not fit the network, or the warm-up or the profile the epochs.
         """
         sizes, symmetries = tuple(image.size for image in opened.images), run.augment.symmetries
         schedule: ImageSchedule | CropSchedule
@@ -63,6 +63,7 @@ class RunData:
             schedule = CropSchedule(run.seed, *crops)
         num_steps = run.steps or (run.epochs or 0) * schedule.steps_per_epoch
         run.schedule.check(run.optimizer.lr, num_steps)
+        run.profile.check(num_steps)
         augment = run.augment
         reader = TileReader(
             opened.images,
