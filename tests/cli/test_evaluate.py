@@ -127,6 +127,16 @@ def test_what_cannot_be_compared_is_refused(
         confusion_matrix(*paths, IGNORE)
 
 
+def test_labels_are_classes_of_a_map_that_names_its_own(write_raster: Write) -> None:
+    values = np.random.default_rng(1).integers(0, 3, (1, *SIZE)).astype("uint8")
+    truth = np.where(values == 2, 7, values)
+    paths = write_raster("map.tif", values), write_raster("labels.tif", truth)
+    with pytest.raises(TilenetError, match=r"classes of the map \(.*: 7, .*: 0 to 3\); name that"):
+        confusion_matrix(*paths, IGNORE, named=4)
+    assert confusion_matrix(*paths, 7, named=4).shape == (4, 5)
+    assert confusion_matrix(*paths, IGNORE).shape == (8, 9)  # of maps of other programs
+
+
 def test_a_map_without_data_where_there_are_labels_is_refused(write_raster: Write) -> None:
     mapped, truth = a_pair()
     mapped[truth != IGNORE] = 200

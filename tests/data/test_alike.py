@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import rasterio
 from rasterio import shutil as shutil_of_rasterio
+from rasterio.enums import ColorInterp
 from unlike_scenes import write
 
 import tilenet
@@ -108,6 +109,29 @@ def test_images_of_a_run_name_their_bands_in_one_order(
     more = ("--bands", chosen) if chosen else ()
     assert train(tmp_path, images, *more) == (said is not None)
     assert said is None or said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "nir"])
+def test_alpha_and_numbers_of_other_types_are_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    plain = raster(tmp_path / "plain.tif", PIXELS[[0, 1, 1]])
+    coloured = raster(tmp_path / "coloured.tif", (PIXELS[[0, 1, 1, 0]] // 4).astype(np.uint8))
+    with rasterio.open(coloured, "r+") as file:
+        file.colorinterp = [ColorInterp[n] for n in ("red", "green", "blue", "alpha")]
+        file.descriptions = ("", "", "", name)
+    assert train(tmp_path, [plain]) == 0
+    assert "alpha" not in capfd.readouterr().err
+    assert train(tmp_path, [plain, coloured]) == 0
+    said = capfd.readouterr().err
+    band = "band 4 (nir)" if name else "band 4"
+    assert f"{band} of {coloured} is alpha by its colour, so pixels where it is 0" in said
+    assert "and it is not read; if it is a band" in said
+    assert f"whatever their type ({plain}: int16, {coloured}: uint8)" in said
+    assert train(tmp_path, [coloured], "--bands", "[1,2,3,4]") == 0
+    said = capfd.readouterr().err
+    assert "is alpha" in said
+    assert "not read" not in said
 
 
 def test_an_image_to_map_names_its_bands_in_the_order_of_those_trained_on(

@@ -299,6 +299,13 @@ def test_a_directory_is_no_map(tmp_path: Path) -> None:
         check_target(str(tmp_path), overwrite=True)
 
 
+def test_a_map_is_named_as_a_geotiff(tmp_path: Path) -> None:
+    for name in ("map.tif", "map.TIFF", "map", "map.v1.2"):
+        check_target(str(tmp_path / name), overwrite=False)
+    with pytest.raises(TilenetError, match=r"is a GeoTIFF \(.*map\.Png: PNG\); .* in \.tif"):
+        check_target(str(tmp_path / "map.Png"), overwrite=False)
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_a_map_needs_a_directory(tmp_path: Path, overwrite: bool) -> None:
     with pytest.raises(TilenetError, match=r"existing directory \(.*nowhere is not\)"):

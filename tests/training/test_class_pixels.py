@@ -43,3 +43,20 @@ def test_pixels_of_each_class_are_said_once(
             assert f"({count:,} px)" in lines[0]
         else:
             assert share in lines[0]
+
+
+@pytest.mark.parametrize("values", [(0, 255), (0, 1)])
+def test_a_class_that_is_labelled_alone_is_said(
+    tmp_path: Path,
+    write_raster: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    values: tuple[int, int],
+) -> None:
+    random = np.random.default_rng(12)
+    image = write_raster("image.tif", random.integers(1, 99, (37, 53)).astype(np.uint8))
+    labels = write_raster("labels.tif", random.choice(values, (37, 53)).astype(np.uint8))
+    keys = [f"--images={image}", f"--labels={labels}", "--steps=0", "--classes=2"]
+    keys += ["--network.poolings=1", "--network.base=2", "--device=cpu", f"--output={tmp_path}/run"]
+    assert main(["train", *keys]) == 0
+    said = "0 alone is labelled, so nothing else is learned" in capsys.readouterr().err
+    assert said == (values == (0, 255))

@@ -60,6 +60,27 @@ def check_order(image: Raster, expected: Sequence[str], of: str) -> None:
         )
 
 
+def band_notes(images: Sequence[Raster]) -> list[str]:
+    """Sentences on what is no error, but perhaps a mistake: alpha bands, numbers of other types."""
+    notes = []
+    if masked := next((image for image in images if image.stack.alpha), None):
+        band = masked.stack.alpha[0]
+        name = masked.stack.bands[band - 1].description
+        unread = ", and it is not read" * (band not in masked.bands)
+        notes.append(
+            f"band {band}{f' ({name})' * bool(name)} of {masked.path} is alpha by its colour, so "
+            f"pixels where it is 0 have no data{unread}; if it is a band of the image, say so with "
+            f"gdal_edit -colorinterp_{band} undefined"
+        )
+    first = images[0]
+    if other := next((image for image in images if image.dtype != first.dtype), None):
+        notes.append(
+            f"images of one network hold numbers of one scale, whatever their type ({first.path}: "
+            f"{first.dtype}, {other.path}: {other.dtype}); check that equal numbers mean the same"
+        )
+    return notes
+
+
 def check_scaling(image: Raster, expected: tuple[tuple[float, float], ...], of: str) -> None:
     """Refuse an image whose numbers mean other values than those that a network is trained on.
 

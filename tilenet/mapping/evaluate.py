@@ -69,7 +69,7 @@ def confusion_matrix(
     vectors: VectorKeys | None = None,
     watchdog: Watchdog = NEVER,
     window: tuple[int, ...] | None = None,
-    least: int = 0,
+    named: int = 0,
 ) -> NDArray[np.int64]:
     """Count pixels by label (rows) and class in the map (columns).
 
@@ -79,12 +79,13 @@ def confusion_matrix(
 
     Args:
         watchdog: Armed for each block.
-        least: Classes of the matrix at least, whether or not they occur.
+        named: Classes that the map names; the matrix has them all, whether or not they occur.
         window: Row, column, height and width of the part of the map that is scored; None: all.
 
     Raises:
-        TilenetError: A file cannot be read, the files lie apart, the window is not of the map, or
-            nothing is labelled where the map has data.
+        TilenetError: A file cannot be read, the files lie apart, the window is not of the map, a
+            label is no class of a map that names its own, or nothing is labelled where the map has
+            data.
     """
     pairs = _count_labels(map_path, labels_path, ignore_index, vectors, watchdog, window)
     if not pairs:
@@ -103,7 +104,14 @@ def confusion_matrix(
             f"labels are counted from 0 ({labels_path}: {wrong[0]}); name that value with "
             "--ignore-index or relabel"
         )
-    classes = max(least, 1 + max(max(pair) for pair in pairs))
+    classes = max(named, 1 + max(guess for _, guess in pairs))
+    beyond = [label for label, _ in pairs if label >= classes]
+    if named and beyond:
+        raise TilenetError(
+            f"labels are classes of the map ({labels_path}: {beyond[0]}, {map_path}: 0 to "
+            f"{classes - 1}); name that value with --ignore-index or relabel"
+        )
+    classes = max(classes, 1 + max(label for label, _ in pairs))
     if classes > MOST_CLASSES:
         raise TilenetError(
             f"at most {MOST_CLASSES} classes are compared (largest value in {map_path} or "

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tilenet.adoption.adopt import Adopted
+from tilenet.data.alike import band_notes
 from tilenet.data.crops import MOST_CELL_BYTES
 from tilenet.data.labels.open import resampling_note
 from tilenet.data.rasters.onto_grid import resampling_notes
@@ -45,6 +46,8 @@ def announce_images(opened: RunImages, plan: RunPlan, *, as_made: bool) -> None:
             + "set network.batch_norm: step, or " * (plan.halo_mode != "windows")
             + "give trained weights (network.weights)"
         )
+    for sentence in band_notes(opened.all_images):
+        say(sentence)
     views = [view for image in opened.all_images for view in image.stack.resampled]
     for sentence in resampling_notes(views):
         say(sentence)

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import rasterio
+from rasterio.drivers import raster_driver_extensions
 
 from tilenet.data.rasters.opening import quiet
 from tilenet.data.rasters.stacked_paths import stacked_paths
@@ -51,6 +52,9 @@ def check_target(
         raise TilenetError(
             f"{what} is a file ({path!r} is a directory); give it a name ending in {ending}"
         )
+    kind = raster_driver_extensions().get(os.path.splitext(path)[1].lower()[1:], "GTiff")
+    if ending == ".tif" and kind != "GTiff":
+        raise TilenetError(f"{what} is a GeoTIFF ({path}: {kind}); give it a name ending in .tif")
     if os.path.exists(path) and not overwrite:
         raise TilenetError(
             f"{what} is not overwritten unasked ({path} exists); add --overwrite or another name"

@@ -27,6 +27,7 @@ from tilenet.data.lists.item_list import read_items
 from tilenet.errors import TilenetError, UsageError, one_line
 from tilenet.planning.plan import read_plan
 from tilenet.training.config.run_file import RunFile
+from tilenet.training.config.wrong_values import in_our_words
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -162,11 +163,11 @@ def _in_words_of(key_parser: ArgumentParser) -> Generator[None, None, None]:
 
 
 def _explain(message: str, key_parser: ArgumentParser) -> str:
-    """jsonargparse's words, with the nearest known key where a key is unknown."""
+    """The sentence on a wrong value, or the nearest known key where a key is unknown."""
     match = re.search(r"(?:Group '([\w.]+)' does not accept o|O)ption '([\w.]+)'", message)
     match = match or re.search(r"unrecognized arguments:()\s*--([\w.]+)", message)
     if not match:
-        return message
+        return in_our_words(message)
     unknown = f"{match[1]}.{match[2]}" if match[1] else match[2]
     known = list(key_parser.get_defaults().keys(branches=True))
     near = difflib.get_close_matches(unknown, known, n=1, cutoff=0)

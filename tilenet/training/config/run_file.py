@@ -3,6 +3,7 @@
 Each key is documented in docs/run-file.md.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from math import isfinite
@@ -334,6 +335,9 @@ def _check(run: RunFile) -> None:
     _check_numbers(run)
     if run.swap is True:
         raise TilenetError("swap is off, auto or all (swap: true); auto swaps no more than it must")
+    twice = [band for band, count in Counter(run.bands or ()).items() if count > 1]
+    if twice:
+        raise TilenetError(f"a band is read once (bands: {run.bands}); leave out one {twice[0]}")
     check_pairs(run.image_paths, run.label_paths)
     _ = run.part  # refuses wrong values
     _check_length(run)
