@@ -73,7 +73,7 @@ def memory_owner(node: fx.Node) -> fx.Node:
 
 
 def _name(node: fx.Node) -> fx.Node:
-    """The result that an operator returns anew, of one that writes the one that it writes over."""
+    """The operator that made the result: of a write, that of what it writes over."""
     while writes(node):
         assert isinstance(node.args[0], fx.Node)
         node = node.args[0]
