@@ -25,13 +25,7 @@ def trained(**more: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        torch.no_grad,
-        torch.inference_mode,
-        lambda: torch.device("meta"),
-        lambda: torch.autocast("cpu", torch.bfloat16),
-    ],
+    "settings", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta")]
 )
 def test_settings_of_a_program_change_no_result(
     scene: Path, settings: Callable[[], AbstractContextManager[Any]]
@@ -49,6 +43,14 @@ def test_settings_of_a_program_change_no_result(
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     assert np.array_equal(map_within, map_before)
     assert px == tilenet.halo(net).px
+
+
+def test_autocast_of_a_program_is_not_recorded() -> None:
+    parts = nn.Conv2d(3, 4, 3), nn.SiLU(), nn.MaxPool2d(2), nn.ConvTranspose2d(4, 2, 2, 2)
+    net = nn.Sequential(nn.ReflectionPad2d(1), *parts)
+    with torch.autocast("cpu", torch.bfloat16):
+        within = tilenet.adopt(net, 3)
+    assert within.layers == tilenet.adopt(net, 3).layers
 
 
 def test_gradients_that_a_callback_switches_off_are_there_in_the_next_step(scene: Path) -> None:
