@@ -11,6 +11,7 @@ import pytest
 import torch
 from mpi4py import MPI
 from scenes import KEYS, Net
+from torch import nn
 
 import tilenet
 
