@@ -3,7 +3,6 @@
 import copy
 import re
 from collections.abc import Callable
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -207,26 +206,46 @@ def _exported(net: nn.Module) -> nn.Module:
     return torch.export.export(net, (torch.randn(1, 3, 16, 16),)).module()
 
 
-def _over_ranks(net: nn.Module) -> nn.Module:
+def _whole_and_part(make: Callable[[nn.Module], nn.Module]) -> list[nn.Module]:
+    made = [make(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())) for _ in range(2)]
+    return [made[0], nn.Sequential(made[1], nn.Conv2d(4, 2, 1))]
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (torch.jit.script, r"TorchScript\); pass the one that was scripted or traced"),
+        (_exported, r"pass the module that was exported"),
+    ],
+)
+def test_what_torch_makes_of_a_module_is_refused(make: Any, remedy: str) -> None:
+    for module in _whole_and_part(make):
+        with pytest.raises(TilenetError, match=remedy):
+            adopt(module, 3)
+
+
+def test_a_module_over_ranks_of_torch_is_refused() -> None:
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        return nn.parallel.DistributedDataParallel(net)
+        for module in _whole_and_part(nn.parallel.DistributedDataParallel):
+            with pytest.raises(TilenetError, match=r"\(Distributed.*: .*\); pass its \.module"):
+                adopt(module, 3)
     finally:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("take", [adopt, partial(take_as_it_is, window_px=32, code="")])
-@pytest.mark.parametrize(
-    ("make", "remedy"),
-    [
-        (_over_ranks, r"\(DistributedDataParallel\); pass its \.module"),
-        (torch.jit.script, r"pass the module that TorchScript was made from"),
-        (_exported, r"pass the module that was exported"),
-    ],
-)
-def test_what_torch_makes_of_a_module_is_refused(make: Any, remedy: str, take: Any) -> None:
-    with pytest.raises(TilenetError, match=remedy):
-        take(make(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())), 3)
+def test_torchscript_is_no_module_for_windows() -> None:
+    for module in _whole_and_part(torch.jit.script):
+        with pytest.raises(TilenetError, match="pass the one that was scripted"):
+            take_as_it_is(module, 3, 32, "")
+
+
+def test_exported_programs_of_any_size_are_taken() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+    sizes = {0: torch.export.Dim("b"), 2: torch.export.Dim("h"), 3: torch.export.Dim("w")}
+    image = torch.randn(2, 3, 16, 24)
+    program = torch.export.export(net, (image,), dynamic_shapes=(sizes,))
+    assert adopt(program.module(), 3).layers == adopt(net, 3).layers
 
 
 def test_a_refusal_names_the_submodule() -> None:

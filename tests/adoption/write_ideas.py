@@ -58,6 +58,37 @@ def view_of_a_part(_: object, x: Tensor) -> Tensor:
     return torch.cat([y[:, 1:3], x], 1)
 
 
+def view_added(_: object, x: Tensor) -> Tensor:
+    y = x * 2
+    view = y.detach()
+    y.clamp_(-FAR, FAR)
+    return y.add_(view)
+
+
+def part_added(_: object, x: Tensor) -> Tensor:
+    y = x * 2
+    first, same = y[:, :2], y[:, :2]
+    first.clamp_(-FAR, FAR)
+    first.add_(same)
+    return first
+
+
+def read_for_nothing(_: object, x: Tensor) -> Tensor:
+    y = x * 2
+    part = y[:, :2]
+    part.mul_(3)
+    y.relu().mean()
+    return part + torch.zeros_like(y)[:, 2:] + x[:, :1].expand_as(y)[:, :2]
+
+
+def other_shapes(_: object, x: Tensor) -> Tensor:
+    y = x * 2
+    flat = y.flatten(2)
+    flat.unsqueeze_(0)
+    F.dropout(flat, 0.0, inplace=True)
+    return y + x
+
+
 def part_alone(_: object, x: Tensor) -> Tensor:
     part = (x * 2)[:, 1:]
     part.mul_(3).relu_()
@@ -88,6 +119,10 @@ WRITES: dict[str, Case] = {
     "out": around(out, r"writes its result over a map \(out\)"),
     "a view of before": around(view_of_before, OVER_A_PART),
     "a view of a part": around(view_of_a_part, OVER_A_PART),
+    "a view that is added": around(view_added, OVER_A_PART),
+    "a part that is added": around(part_added, OVER_A_PART),
+    "read for nothing": around(read_for_nothing),
+    "other shapes": around(other_shapes),
     "a part alone": around(part_alone),
     "parts apart": around(parts_apart),
     "views after": around(views_after),

@@ -132,8 +132,8 @@ def test_labels_are_classes_of_a_map_that_names_its_own(write_raster: Write) -> 
     truth = np.where(values == 2, 7, values)
     paths = write_raster("map.tif", values), write_raster("labels.tif", truth)
     with pytest.raises(TilenetError, match=r"classes of the map \(.*: 7, .*: 0 to 3\); name that"):
-        confusion_matrix(*paths, IGNORE, named=4)
-    assert confusion_matrix(*paths, 7, named=4).shape == (4, 5)
+        confusion_matrix(*paths, IGNORE, least=4, all_named=True)
+    assert confusion_matrix(*paths, 7, least=4, all_named=True).shape == (4, 5)
     assert confusion_matrix(*paths, IGNORE).shape == (8, 9)  # of maps of other programs
 
 

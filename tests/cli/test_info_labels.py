@@ -34,13 +34,6 @@ def test_how_label_rasters_lie_to_their_image(write_raster: Write, info: Info) -
     assert all(one["labels"]["kind"].endswith("uint8") for one in found)
 
 
-def test_what_polygons_mean_is_no_option_of_rasters(write_raster: Write, info: Info) -> None:
-    image = write_raster("image.tif", pixels(2))
-    labels = write_raster("labels.tif", pixels(1, "uint8")[0] % 3)
-    (found,) = info.asked(image, "--labels", labels, "--field", "kind", code=1)
-    assert "is read only where labels are polygons (vectors.field: kind" in found["refused"]
-
-
 def half() -> dict[str, Any]:
     return {"transform": GRID @ Affine.scale(0.5)}
 

@@ -81,12 +81,26 @@ def _export(module: nn.Module, bands: int, size: tuple[int, int]) -> ExportedPro
             return torch.export.export(module, (image,), strict=False)
     except Exception as error:  # a module's own code may raise anything
         words = " ".join(str(error).split())
+        for part in module.modules():
+            if remedy := _made_of_another(part):
+                raise TilenetError(
+                    f"a network is a module as its class computes it ({type(part).__name__}: "
+                    f"{words[:100]}); {remedy}"
+                ) from error
         raise TilenetError(
             f"a module must take one image (B, {bands}, {size[0]}, {size[1]}) and do the same to "
             f"each ({type(module).__name__}: {words[:300]}); remove branches that depend on "
             "pixels' values, name another number of bands, or use halo_mode: windows (window_px in "
             "predict), which is approximate"
         ) from error
+
+
+def _made_of_another(module: nn.Module) -> str:
+    """How to get the module that torch made this one of, if it did."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return "pass its .module"
+    exported = isinstance(module, fx.GraphModule) and hasattr(module, "_guards_fn")
+    return "pass the module that was exported" if exported else ""
 
 
 @contextmanager
@@ -206,7 +220,7 @@ class _Interpreter:
         if any(written_arguments(node)[1:]):
             raise call.refused("an operator writes its result over a map (out)")
         if writes(node) and (read := self.memory.read_again(node)):
-            line = f", read again in {where}" if (where := _line(read)) else ""
+            line = f" before {where} reads it" if (where := _line(read)) else ""
             raise call.refused(
                 "forward writes over a part of a map, or a map that parts were taken of before; "
                 "make a new one, with torch.cat or without in-place operators",

@@ -3,14 +3,18 @@
 import copy
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from tilenet.errors import TilenetError, one_line
 
 
 def copied(module: nn.Module) -> nn.Module:
     """Copy a module to the CPU in float32, in training mode unless only some parts are in it."""
-    _check_kind(module)
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise TilenetError(
+            f"a network is a module of Python ({type(module).__name__}: TorchScript); pass the one "
+            "that was scripted or traced"
+        )
     lazy = [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]
     if lazy:
         raise TilenetError(
@@ -23,22 +27,6 @@ def copied(module: nn.Module) -> nn.Module:
         raise cannot_copy(module, error) from error
     modes = {part.training for part in module.modules()}
     return mine.train() if len(modes) == 1 else mine
-
-
-def _check_kind(module: nn.Module) -> None:
-    """Refuse what torch makes of a module, which runs in one form or with other ranks only."""
-    if isinstance(module, nn.parallel.DistributedDataParallel):
-        remedy = "pass its .module"
-    elif isinstance(module, torch.jit.ScriptModule):
-        remedy = "pass the module that TorchScript was made from"
-    elif isinstance(module, fx.GraphModule) and hasattr(module, "_guards_fn"):
-        remedy = "pass the module that was exported"
-    else:
-        return
-    raise TilenetError(
-        f"a network is a module of Python, without ranks or guards of torch's "
-        f"({type(module).__name__}); {remedy}"
-    )
 
 
 def cannot_copy(module: nn.Module, error: Exception) -> TilenetError:

@@ -9,6 +9,11 @@ from torch import Tensor, fx
 
 # In evaluation these return their argument itself.
 DROPOUTS = frozenset({"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
+# These change a tensor's shape, not its cells.
+RESHAPING = frozenset({"squeeze_", "unsqueeze_", "transpose_", "t_"})
+# Of these arguments they read the shape or the type alone: all, or all but the first.
+LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
+AS = frozenset({"expand_as", "view_as", "reshape_as", "type_as"})
 
 
 class Memory:
@@ -19,12 +24,13 @@ class Memory:
         self._same: dict[int, int] = {}  # memory of a dropout's result, and of its argument
         self._sharing: dict[int, list[fx.Node]] = {}
         for node in graph.nodes:
-            source = node.args[0] if getattr(node.target, "_opname", "") in DROPOUTS else None
+            source = node.args[0] if _operator(node) in DROPOUTS else None
             if isinstance(source, fx.Node):
                 (own,), (before,) = _storages(node), self._memories(source)
                 self._same[own] = before
             for memory in self._memories(node):
                 self._sharing.setdefault(memory, []).append(node)
+        self._needed = self._before(graph.output_node().args[0])
 
     def read_again(self, write: fx.Node) -> fx.Node | None:
         """The first operator that reads what a write changes, under a name that it does not change.
@@ -32,16 +38,40 @@ class Memory:
         Args:
             write: The operator that writes over its first argument.
         """
+        if _changes_no_cell(write):
+            return None
         now, name = self._order[write], _name(write)
         (memory,) = self._memories(write)
         changed: set[fx.Node] = set()  # in torch, and not in the list of layers
         for node in self._sharing[memory]:
-            before = self._order[node] < now or node.args[0] in changed
-            if _name(node) is not name and before and _overlap(node, write):
+            stale = self._order[node] < now or any(node.args[0] is other for other in changed)
+            if stale and _name(node) is not name and _overlap(node, write):
                 changed.add(node)
         users = {user for node in changed for user in node.users if self._order[user] > now}
-        reads = [user for user in users if memory not in self._memories(user)]
+        reads = [user for user in users & self._needed if self._reads(user, changed, memory)]
         return min(reads, key=self._order.__getitem__, default=None)
+
+    def _reads(self, user: fx.Node, changed: set[fx.Node], memory: int) -> bool:
+        """Whether an operator reads cells of changed results; views and writes of one do not."""
+        operator, inputs = _operator(user), set(user.all_input_nodes) & changed
+        if operator in LIKE:
+            return False
+        others = any(node is not user.args[0] for node in inputs) and operator not in AS
+        first = any(node is user.args[0] for node in inputs)
+        apart = memory not in self._memories(user)
+        return (first and apart) or (others and (apart or writes(user)))
+
+    def _before(self, result: object) -> set[fx.Node]:
+        """All operators that the first result of a graph depends on, through writes too."""
+        first = result[0] if isinstance(result, list | tuple) and result else result
+        ahead, needed = [first] if isinstance(first, fx.Node) else [], set[fx.Node]()
+        while ahead:
+            node = ahead.pop()
+            if node not in needed:
+                needed.add(node)
+                ahead += node.all_input_nodes
+                ahead += [n for m in self._memories(node) for n in self._sharing[m] if writes(n)]
+        return needed | {node for node in self._order if node.op == "output"}
 
     def _memories(self, node: fx.Node) -> set[int]:
         return {self._same.get(storage, storage) for storage in _storages(node)}
@@ -72,6 +102,17 @@ def memory_owner(node: fx.Node) -> fx.Node:
     return owner
 
 
+def _operator(node: fx.Node) -> str:
+    return getattr(node.target, "_opname", "")
+
+
+def _changes_no_cell(write: fx.Node) -> bool:
+    operator = _operator(write)
+    if operator.removesuffix("_") in DROPOUTS:
+        return write.args[1:] in ((0.0, True), (0.0, False)) or write.args[2:] == (False,)
+    return operator in RESHAPING
+
+
 def _name(node: fx.Node) -> fx.Node:
     """The operator that made the result: of a write, that of what it writes over."""
     while writes(node):
@@ -96,12 +137,16 @@ def _overlap(first: fx.Node, second: fx.Node) -> bool:
 
 
 def _cells_in_common(first: Tensor, second: Tensor) -> bool:
-    memory = first.untyped_storage()
-    size = memory.nbytes() // first.element_size()
-    recorded_apart = memory._cdata != second.untyped_storage()._cdata
-    if recorded_apart or size in (first.numel(), second.numel()):
-        return True
-    numbers, touched = torch.arange(size), torch.zeros(size, dtype=torch.bool)
-    places = [numbers.as_strided(t.shape, t.stride(), t.storage_offset()) for t in (first, second)]
-    touched[places[0]] = True
-    return bool(touched[places[1]].any())
+    """Whether two tensors have cells in common, as far as their strides tell; else true."""
+    memory, strides = first.untyped_storage(), first.stride()
+    if memory._cdata != second.untyped_storage()._cdata or strides != second.stride():
+        return True  # dropout is recorded apart; or they are views of other kinds
+    rests = first.storage_offset(), second.storage_offset()
+    dims = sorted(zip(strides, first.shape, second.shape, strict=True), reverse=True)
+    for stride, cells, others in (dim for dim in dims if dim[0]):
+        # The first cells along this dimension: what is left of the offsets lies along the others.
+        begins = [rest // stride for rest in rests]
+        if begins[1] >= begins[0] + cells or begins[0] >= begins[1] + others:
+            return False
+        rests = rests[0] % stride, rests[1] % stride
+    return True

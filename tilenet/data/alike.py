@@ -35,7 +35,7 @@ def check_bands(images: Sequence[Raster], *, chosen: bool) -> None:
                 f"{other.path}: {len(other.bands)}); choose some with bands"
             )
         if not chosen:
-            check_order(other, first.band_names, first.path)
+            check_order(other, first.descriptions, first.path)
         check_scaling(other, first.scaling, first.path)
 
 
@@ -43,13 +43,14 @@ def check_order(image: Raster, expected: Sequence[str], of: str) -> None:
     """Refuse an image that names the bands of a network's other images, in another order.
 
     Args:
-        expected: Names of the bands, empty where they have none.
+        expected: Descriptions of the bands, empty where they have none; not colours, which GDAL
+            gives to bands of many files by itself.
         of: What has these bands, in words.
 
     Raises:
         TilenetError: The order differs.
     """
-    names = image.band_names
+    names = image.descriptions
     own, others = ([name.casefold() for name in some] for some in (names, expected))
     named = all(others) and len(set(others)) == len(others)
     if named and own != others and sorted(own) == sorted(others):
@@ -63,7 +64,8 @@ def check_order(image: Raster, expected: Sequence[str], of: str) -> None:
 def band_notes(images: Sequence[Raster]) -> list[str]:
     """Sentences on what is no error, but perhaps a mistake: alpha bands, numbers of other types."""
     notes = []
-    if masked := next((image for image in images if image.stack.alpha), None):
+    named = [image for image in images if image.stack.alpha and image.nodata is None]
+    if masked := next(iter(named), None):
         band = masked.stack.alpha[0]
         name = masked.stack.bands[band - 1].description
         unread = ", and it is not read" * (band not in masked.bands)

@@ -12,11 +12,11 @@ from typing import Any
 
 from rasterio.enums import MaskFlags
 
-from tilenet.data.alike import band_notes, scaling_text
+from tilenet.data.alike import scaling_text
 from tilenet.data.class_weights import balanced_weights
 from tilenet.data.collars import share_collars
 from tilenet.data.labels.facts import label_facts
-from tilenet.data.labels.open import check_vectors, open_labels
+from tilenet.data.labels.open import open_labels
 from tilenet.data.labels.source import LabelSource
 from tilenet.data.labels.vector_keys import VectorKeys
 from tilenet.data.rasters.bands import BandNames
@@ -78,7 +78,6 @@ def describe(
                 labels = stack.enter_context(
                     open_labels(labels_path, image, request.ignore_index, request.vectors)
                 )
-                check_vectors([labels], request.vectors or VectorKeys())
                 facts["labels"] |= label_facts(labels, image)
         if "refused" in facts:
             labels = None
@@ -216,7 +215,6 @@ def _header_notes(raster: Raster, header: dict[str, Any]) -> list[str]:
             f"bands with a scale or an offset tag are read as stored: {', '.join(scaled)}; only "
             "labels of a regression are scaled"
         )
-    notes += band_notes([raster])
     height, width = header["read_size"]
     num_bands = sum(band["read"] for band in header["bands"])
     notes.append(

@@ -143,15 +143,7 @@ def evaluate(
             of the map, keys of polygons are not understood or contradict one another, or no pixel
             with data in the map is labelled.
     """
-    keys = vectors if isinstance(vectors, VectorKeys) else None
-    if isinstance(vectors, Mapping):
-        # Not at the top: the command has no dictionary of keys, and starts without a parser.
-        from tilenet.training.config.read import read_vector_keys
-
-        try:
-            keys = read_vector_keys(vectors)
-        except UsageError as error:
-            raise TilenetError(str(error)) from None
+    keys = _read_keys(vectors) if isinstance(vectors, Mapping) else vectors
     if keys is not None:
         keys.check_alone()
     path, truth = os.fspath(map_), os.fspath(labels)
@@ -171,8 +163,21 @@ def evaluate(
         )
     # Other programs list 256 names, most of them empty.
     named = max((number for number, name in enumerate(names, start=1) if name), default=0)
-    matrix = confusion_matrix(path, truth, ignore_index, keys, watchdog, window, named)
+    all_named = named > 1 and all(names[:named])
+    matrix = confusion_matrix(
+        path, truth, ignore_index, keys, watchdog, window, named, all_named=all_named
+    )
     return Scores(**scores(matrix), classes=names)
+
+
+def _read_keys(keys: Mapping[str, Any]) -> VectorKeys:
+    # Not at the top: the command has no dictionary of keys, and starts without a parser.
+    from tilenet.training.config.read import read_vector_keys
+
+    try:
+        return read_vector_keys(keys)
+    except UsageError as error:
+        raise TilenetError(str(error)) from None
 
 
 def _name(index: int, names: Sequence[str]) -> str:

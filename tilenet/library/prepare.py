@@ -46,8 +46,7 @@ def prepare_loop(
     with agreed(comm):
         statistics = run.network.statistics or (survey.mean, survey.std)
         first = opened.images[0]
-        named = tuple(first.band_names)
-        record = replace(plan.record, scaling=first.scaling, image_bands=named)
+        record = replace(plan.record, scaling=first.scaling, image_bands=first.descriptions)
         plan = replace(plan, record=folder.record(record, *statistics))
     if run.swap in ("off", False):
         sizes = [image.size for image in opened.images]

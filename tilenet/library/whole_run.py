@@ -11,7 +11,7 @@ from tilenet.mpi import Intracomm
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.health.signals import StopAgreed, StopRequests
 from tilenet.parallel.health.watchdog import SLOW, Watchdog
-from tilenet.parallel.ranks.comm import agreed, wait_quietly, world
+from tilenet.parallel.ranks.comm import agreed, check_torchrun, wait_quietly, world
 from tilenet.parallel.ranks.together import RankControl, together
 from tilenet.report.page import try_report
 from tilenet.training.announce import announce_images
@@ -76,6 +76,7 @@ def _train(
     """
     with ExitStack() as stack:
         with agreed(comm):
+            check_torchrun(comm)
             name = f"rank {comm.rank} of {comm.size}"
             watchdog = stack.enter_context(Watchdog(run.hang_seconds, name))
             # From here on: MPICH catches SIGUSR1 itself, and forgets it.

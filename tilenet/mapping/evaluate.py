@@ -1,7 +1,7 @@
 """Compare a map with labels by windows: a matrix of all pixels' classes, or errors of numbers."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,9 @@ def confusion_matrix(
     vectors: VectorKeys | None = None,
     watchdog: Watchdog = NEVER,
     window: tuple[int, ...] | None = None,
-    named: int = 0,
+    least: int = 0,
+    *,
+    all_named: bool = False,
 ) -> NDArray[np.int64]:
     """Count pixels by label (rows) and class in the map (columns).
 
@@ -79,7 +81,8 @@ def confusion_matrix(
 
     Args:
         watchdog: Armed for each block.
-        named: Classes that the map names; the matrix has them all, whether or not they occur.
+        least: Classes of the matrix at least, whether or not they occur.
+        all_named: Whether there are no others, of which labels could be.
         window: Row, column, height and width of the part of the map that is scored; None: all.
 
     Raises:
@@ -98,19 +101,9 @@ def confusion_matrix(
             f"at least one labelled pixel must have data in the map ({map_path}: all that "
             f"{labels_path} labels are nodata); map the place that is labelled"
         )
-    wrong = [label for label, _ in pairs if label < 0]
-    if wrong:
-        raise TilenetError(
-            f"labels are counted from 0 ({labels_path}: {wrong[0]}); name that value with "
-            "--ignore-index or relabel"
-        )
-    classes = max(named, 1 + max(guess for _, guess in pairs))
-    beyond = [label for label, _ in pairs if label >= classes]
-    if named and beyond:
-        raise TilenetError(
-            f"labels are classes of the map ({labels_path}: {beyond[0]}, {map_path}: 0 to "
-            f"{classes - 1}); name that value with --ignore-index or relabel"
-        )
+    classes = max(least, 1 + max(guess for _, guess in pairs))
+    paths = map_path, labels_path
+    _check_labels(paths, [label for label, _ in pairs], classes if all_named else None)
     classes = max(classes, 1 + max(label for label, _ in pairs))
     if classes > MOST_CLASSES:
         raise TilenetError(
@@ -121,6 +114,21 @@ def confusion_matrix(
     for (label, guess), count in pairs.items():
         matrix[label, guess] += count  # -1, no class, is the last column
     return matrix
+
+
+def _check_labels(paths: tuple[str, str], labels: Sequence[int], classes: int | None) -> None:
+    """Refuse labels below 0, and beyond the classes of a map that names them all."""
+    map_path, labels_path = paths
+    if min(labels) < 0:
+        raise TilenetError(
+            f"labels are counted from 0 ({labels_path}: {min(labels)}); name that value with "
+            "--ignore-index or relabel"
+        )
+    if classes is not None and max(labels) >= classes:
+        raise TilenetError(
+            f"labels are classes of the map ({labels_path}: {max(labels)}, {map_path}: 0 to "
+            f"{classes - 1}); name that value with --ignore-index or relabel"
+        )
 
 
 def _count_labels(

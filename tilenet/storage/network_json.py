@@ -40,8 +40,8 @@ class NetworkRecord:
         unit: Unit of a regression; None: not given.
         all_bands: Whether the run file names no bands: another image has as many, but for alpha.
         scaling: Scale and offset tags of each band of the training images; None: not known.
-        image_bands: Name of each band in the first training image, empty where it has none; None:
-            not known.
+        image_bands: Description of each band in the first training image, empty where it has none;
+            None: not known.
     """
 
     layers: tuple[Layer, ...]

@@ -104,12 +104,12 @@ class Loop:
 
     def _load(self) -> int:
         """Load the first weights or the checkpoint that a run goes on from; return steps made."""
-        update, init = self.update, self.run_file.init
+        update = self.update
         first = self.folder.load(
             self.network.network,
             update.optimizer,
             update.scale,
-            init,
+            self.run_file.init,
             self.plan.record.names,
             self.shares,
             update.average,
@@ -119,8 +119,6 @@ class Loop:
                 f"a run goes on to no fewer steps than it has made (made: {first}, the run file: "
                 f"{self.data.last}); raise steps or epochs"
             )
-        if first and init is not None and self.comm.rank == 0:
-            say(f"init names a run's first weights, which this one has: {init} is not read")
         return first
 
     def _begin(self, first: int, callbacks: Callbacks) -> RunLog | None:

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from tilenet.errors import AgreedError, TilenetError
 from tilenet.parallel.ranks import devices
-from tilenet.parallel.ranks.comm import STEP_SIZES, agreed, world
+from tilenet.parallel.ranks.comm import STEP_SIZES, agreed, check_torchrun, world
 from tilenet.parallel.ranks.devices import NodePlace, choose_devices, find_node_place
 from tilenet.parallel.ranks.node import cores_of_rank
 
@@ -149,16 +149,14 @@ def test_a_launcher_that_mpi_does_not_know_is_refused(
 def test_ranks_of_torchrun_are_refused(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in STEP_SIZES:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")  # people set it for their own programs too
-    assert MPI.Comm.Compare(world(), MPI.COMM_WORLD) == MPI.CONGRUENT
+    check_torchrun(comm)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     if comm.size > 1:  # mpiexec starts ranks that torchrun's environment reaches
-        assert MPI.Comm.Compare(world(), MPI.COMM_WORLD) == MPI.CONGRUENT
+        check_torchrun(comm)
         return
     with pytest.raises(TilenetError, match=r"torchrun does not start .WORLD_SIZE: 4, MPI: 1 rank"):
-        world()
+        check_torchrun(comm)
 
 
 @pytest.fixture

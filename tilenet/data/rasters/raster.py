@@ -168,6 +168,11 @@ class Raster:
         return [self.stack.bands[band - 1].name for band in self.bands]
 
     @property
+    def descriptions(self) -> tuple[str, ...]:
+        """The description of each band that is read; empty: the file gives it none."""
+        return tuple(self.stack.bands[band - 1].description for band in self.bands)
+
+    @property
     def band_colours(self) -> dict[str, int]:
         """Bands that are read, by the colour that the file says they have; the first of each."""
         pairs = [(self.stack.bands[band - 1].colour, band) for band in reversed(self.bands)]

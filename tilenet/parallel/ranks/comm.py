@@ -24,8 +24,7 @@ def world() -> Intracomm:
     The first call starts MPI.
 
     Raises:
-        TilenetError: The launcher, or torchrun, started several tasks, but MPI sees one: each would
-            train alone.
+        TilenetError: The launcher started several tasks, but MPI sees one: each would train alone.
     """
     with watched_start():
         from mpi4py import MPI  # not at the top: importing starts MPI, and planning must not
@@ -39,12 +38,21 @@ def world() -> Intracomm:
                     "(--mpi=pmi2 for mpich, --mpi=pmix for Open MPI) or use the mpiexec that came "
                     "with it"
                 )
-        if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-            raise TilenetError(
-                f"ranks are those of MPI, which torchrun does not start (WORLD_SIZE: "
-                f"{os.environ['WORLD_SIZE']}, MPI: 1 rank); start them with mpiexec or srun"
-            )
     return _begin_once()
+
+
+def check_torchrun(comm: Comm) -> None:
+    """Refuse processes that torchrun started, each of which would train alone.
+
+    Raises:
+        TilenetError: There are several, and MPI sees one.
+    """
+    size = os.environ.get("WORLD_SIZE", "1")
+    if comm.size == 1 and "TORCHELASTIC_RUN_ID" in os.environ and size != "1":
+        raise TilenetError(
+            f"ranks are those of MPI, which torchrun does not start (WORLD_SIZE: {size}, MPI: 1 "
+            "rank); start them with mpiexec or srun"
+        )
 
 
 @cache

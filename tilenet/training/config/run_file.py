@@ -3,7 +3,6 @@
 Each key is documented in docs/run-file.md.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from math import isfinite
@@ -284,8 +283,12 @@ class RunFile:
     @property
     def _loss_keys(self) -> dict[str, Any]:
         """Values without which the losses of two validations cannot be compared."""
-        names = ("loss", "class_weights", "focal_gamma", "huber_delta")
-        return {f"validation.score by {name}": getattr(self, name) for name in names}
+        weights = (
+            [1.0] * len(self.class_names) if self.class_weights is None else self.class_weights
+        )
+        keys = {"loss": "+".join(self.loss_terms), "class_weights": weights}
+        keys |= {name: getattr(self, name) for name in ("focal_gamma", "huber_delta")}
+        return {f"validation.score by {name}": value for name, value in keys.items()}
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -335,9 +338,6 @@ def _check(run: RunFile) -> None:
     _check_numbers(run)
     if run.swap is True:
         raise TilenetError("swap is off, auto or all (swap: true); auto swaps no more than it must")
-    twice = [band for band, count in Counter(run.bands or ()).items() if count > 1]
-    if twice:
-        raise TilenetError(f"a band is read once (bands: {run.bands}); leave out one {twice[0]}")
     check_pairs(run.image_paths, run.label_paths)
     _ = run.part  # refuses wrong values
     _check_length(run)
@@ -397,7 +397,7 @@ def _check_loss(run: RunFile) -> None:
             f"class_weights must be one weight of at least 0 per class, not all 0 (weights: "
             f"{weights}, classes: {len(run.class_names)}); write as many as there are classes"
         )
-    least = 2.0**-10 if run.precision == "float16" else 1e-30
+    least = {"float64": 0.0, "float16": 1e-5}.get(run.precision, 1e-37)
     if isinstance(weights, list) and max(weights) < least:
         raise TilenetError(
             f"only the ratios of class_weights count, and {run.precision} rounds small ones to 0 "

@@ -11,6 +11,8 @@ _WORDS = {
     "list[int]": "a list of whole numbers",
     "list[float]": "a list of numbers",
     "list[int | str]": "a list of names and numbers",
+    "tuple[str, ...]": "a list of texts",
+    "dict[str, typing.Any]": "keys and their values",
 }
 _UNION = re.compile(
     r'key "([\w.]+)": Does not validate against any of the Union subtypes Subtypes: \[(.*?)\] '
@@ -23,7 +25,7 @@ _MISTAKES = {
     "Unexpected config:": "a run file has a key and its value on each line, images: scene.tif",
     "codec can't decode": "a run file is a text in UTF-8; it may be another file",
     "Unable to load config": "a group has keys under it, or the path of a file with them",
-    "while scanning an alias": "a text that begins with * or & stands in quotes",
+    "while scanning an a": "a text that begins with * or & stands in quotes",
 }
 
 
@@ -31,9 +33,10 @@ def in_our_words(message: str) -> str:
     """The rule and the value where a value is wrong; other messages with what they may mean."""
     if match := _UNION.search(message) or _ONE.search(message):
         key, kinds, value = match.groups()
-        booleans = re.search(r"\b(True|False)\b", value) and "bool" not in kinds
+        booleans = re.search(r"\b(True|False)\b", value) and "str" in kinds
         remedy = "; words such as yes, no and on stand in quotes" if booleans else ""
         return f'"{key}" takes {_listed(kinds)} ({key}: {value}); correct it{remedy}'
+    message = message.split(" - Parser key")[0]
     meanings = [meaning for part, meaning in _MISTAKES.items() if part in message]
     return f"{meanings[0]} ({message.rstrip('.')})" if meanings else message
 
@@ -41,9 +44,11 @@ def in_our_words(message: str) -> str:
 def _listed(kinds: str) -> str:
     """Kinds of values in words: `a whole number, or exact`."""
     words: list[str] = []
-    for kind in re.findall(r"typing\.Literal\[.*?\]|<class '\w+'>|list\[.*?\]|dict\[.*?\]", kinds):
+    for kind in re.findall(
+        r"typing\.Literal\[.*?\]|<class '\w+'>|(?:list|tuple)\[.*?\]|dict\[.*?\]", kinds
+    ):
         if kind.startswith("typing.Literal"):
             words += re.findall(r"'(.*?)'", kind)
         elif kind != "<class 'NoneType'>":
-            words.append(_WORDS.get(kind, "values and a whole number for each"))
+            words.append(_WORDS.get(kind, "values and a whole number or null for each"))
     return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)

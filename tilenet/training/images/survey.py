@@ -87,6 +87,12 @@ def class_weights(
         names: Names of the classes.
         pixels: Labelled pixels of each class.
     """
+    labelled = [name for name, count in zip(names, pixels, strict=True) if count]
+    if comm.rank == 0 and len(labelled) == 1 < len(names):
+        say(
+            f"{labelled[0]} alone is labelled, so nothing else is learned; check the labels and "
+            "ignore_index: in a mask of 0 and 255, for instance, 255 does not count"
+        )
     if weights_key == "auto":
         weights = balanced_weights(pixels)
         if comm.rank == 0:
@@ -99,12 +105,6 @@ def class_weights(
         counts = zip(names, pixels, strict=True)
         shares = (f"{name} {count:,} ({count / total:.2%})" for name, count in counts)
         say(f"labelled pixels of each class: {', '.join(shares)}")
-        labelled = [name for name, count in zip(names, pixels, strict=True) if count]
-        if len(labelled) == 1 and len(names) > 1:
-            say(
-                f"{labelled[0]} alone is labelled, so nothing else is learned; check the labels "
-                "and ignore_index: in a mask of 0 and 255, for instance, 255 does not count"
-            )
     assert not isinstance(weights_key, str)
     return None if weights_key is None else tuple(weights_key)
 
