@@ -120,8 +120,9 @@ def test_a_run_whose_tables_go_does_not_end_well(
     assert "Traceback" not in said
 
 
-def test_more_steps_than_are_asked_for_are_done(scene: Path, copied: Path) -> None:
+def test_more_steps_than_are_asked_for_are_done(scene: Path, copied: Path, capfd: Capture) -> None:
     assert train(scene, copied, "--resume", steps=4) == 0
+    assert "more steps than the run file asks for (6, not 4)" in capfd.readouterr().err
 
 
 def test_classes_and_the_best_score_stay(scene: Path, copied: Path, capfd: Capture) -> None:

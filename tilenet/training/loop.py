@@ -2,7 +2,7 @@
 
 from math import prod
 
-from tilenet.errors import AgreedError, TilenetError, one_line
+from tilenet.errors import AgreedError, one_line
 from tilenet.model.loss import Loss
 from tilenet.parallel.health.progress import progress_bar, say
 from tilenet.parallel.health.trace import TraceRecorder
@@ -73,7 +73,7 @@ class Loop:
                 self.plan,
                 self.network.pipe,
                 sample=self.data.schedule.samples(0)[0],
-                steps=self.data.last - first,
+                steps=max(self.data.last - first, 0),
                 transport=step.gradients.transport,
                 num_ranks=comm.size,
                 state_bytes=self.network.shared_bytes,
@@ -114,10 +114,10 @@ class Loop:
             self.shares,
             update.average,
         )
-        if first > self.data.last:
-            raise TilenetError(
-                f"a run goes on to no fewer steps than it has made (made: {first}, the run file: "
-                f"{self.data.last}); raise steps or epochs"
+        if first > self.data.last and self.comm.rank == 0:
+            say(
+                f"the run has made more steps than the run file asks for ({first}, not "
+                f"{self.data.last}), so nothing is left to do"
             )
         return first
 
