@@ -46,6 +46,17 @@ def test_settings_of_a_program_change_no_result(
     assert px == tilenet.halo(net).px
 
 
+@pytest.mark.parametrize("begin", [lambda: trained(output="torchrun"), tilenet.Job])
+def test_processes_of_torchrun_do_not_train_alone(
+    scene: Path, monkeypatch: pytest.MonkeyPatch, begin: Callable[[], object]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    begin()  # one process
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(tilenet.TilenetError, match=r"torchrun does not start \(WORLD_SIZE: 3"):
+        begin()
+
+
 def test_autocast_of_a_program_is_not_recorded() -> None:
     parts = nn.Conv2d(3, 4, 3), nn.SiLU(), nn.MaxPool2d(2), nn.ConvTranspose2d(4, 2, 2, 2)
     net = nn.Sequential(nn.ReflectionPad2d(1), *parts)

@@ -139,9 +139,9 @@ class Adopted:
 
 @contextmanager
 def own_settings() -> Iterator[None]:
-    """Record gradients, and make tensors as named or on the CPU, whatever a program set.
+    """Record gradients, without autocast, and make tensors on the CPU where no device is named.
 
-    Autocast is off: partitions enter their own, in their threads.
+    Whatever a program set; partitions enter an autocast of their own.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 DROPOUTS = frozenset({"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"})
 # These change a tensor's shape, not its cells.
 RESHAPING = frozenset({"squeeze_", "unsqueeze_", "transpose_", "t_"})
-# Of these arguments they read the shape or the type alone: all, or all but the first.
+# These read only the shape or the type of their arguments: of all, or of all but the first.
 LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 AS = frozenset({"expand_as", "view_as", "reshape_as", "type_as"})
 

@@ -20,7 +20,7 @@ from tilenet.library.predict import predict_given
 from tilenet.mapping.prediction import UnsavedNetwork
 from tilenet.parallel.health.progress import say
 from tilenet.parallel.pipeline.pipe import Pipe
-from tilenet.parallel.ranks.comm import agreed, world
+from tilenet.parallel.ranks.comm import agreed, check_torchrun, world
 from tilenet.parallel.ranks.meeting import Meeting
 from tilenet.parallel.ranks.together import together
 from tilenet.parallel.sums.running_statistics import RunningStatistics
@@ -56,6 +56,7 @@ class Job:
 
     def __init__(self) -> None:
         self.comm = world()
+        check_torchrun(self.comm)
         self.rank, self.size, self.step = self.comm.rank, self.comm.size, 0
         self._local: LocalNetwork | None = None
         self._record: NetworkRecord | None = None

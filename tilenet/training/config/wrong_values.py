@@ -19,7 +19,7 @@ _UNION = re.compile(
     r"Errors: .*Given value: (.*)$"
 )
 _ONE = re.compile(r'key "([\w.]+)": Expected an? (.*?)\. Got value: (.*)$')
-# Parts of others' words, and what is said for them.
+# Parts of others' words, and what is said for them; YAML's aliases and anchors begin alike.
 _MISTAKES = {
     "Key must be a string, got": "keys are words; numbers have a decimal point, and lists brackets",
     "Unexpected config:": "a run file has a key and its value on each line, images: scene.tif",
@@ -42,7 +42,7 @@ def in_our_words(message: str) -> str:
 
 
 def _listed(kinds: str) -> str:
-    """Kinds of values in words: `a whole number, or exact`."""
+    """Kinds of values in words: `exact, epsilon or a whole number`."""
     words: list[str] = []
     for kind in re.findall(
         r"typing\.Literal\[.*?\]|<class '\w+'>|(?:list|tuple)\[.*?\]|dict\[.*?\]", kinds
